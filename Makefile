@@ -1,0 +1,64 @@
+# Every target makes the environment first if it is missing or older than the lock file.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.stamp
+
+# Under CI every database and Node must be there, so only there can every branch be demanded.
+COVERAGE := $(if $(CI),--cov --cov-report=term-missing:skip-covered)
+
+.PHONY: help venv demo test test-slow coverage lint check bench lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## build .venv from requirements.lock
+
+# The build backend is in the lock file too, so nothing is fetched without a hash.
+$(STAMP): requirements.lock pyproject.toml
+	@if [ ! -x $(PYTHON) ]; then \
+	  for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	      "$$python" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; break; \
+	    fi; \
+	  done; \
+	fi
+	@[ -x $(PYTHON) ] || { echo "Python 3.11 or newer with its venv module is needed: install it, then run make again." >&2; exit 1; }
+	$(PYTHON) -m pip install --quiet --require-hashes -r requirements.lock
+	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## watch one approval, and every attack on it refused
+	$(VENV)/bin/hitl-guard demo
+
+test: $(STAMP) ## run the tests
+	$(PYTHON) -m pytest -n 2 $(COVERAGE)
+
+test-slow: $(STAMP) ## run the long random comparisons
+	$(PYTHON) -m pytest -m slow
+
+coverage: ## run the tests as CI does: all databases, Node, 100 % of the deciding modules
+	CI=true $(MAKE) test
+
+lint: $(STAMP) ## ruff, mypy, import rules, README and docstrings
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache
+	$(PYTHON) -m tests.readme
+
+check: lint coverage ## everything that must hold before a commit
+
+bench: $(STAMP) ## print and write the benchmark ratios
+	$(PYTHON) -m benchmarks
+
+lock: $(STAMP) ## write requirements.lock anew, newest versions
+	$(VENV)/bin/uv pip compile pyproject.toml --group dev --all-extras --universal --python-version 3.11 \
+	  --upgrade --generate-hashes --no-emit-index-url --no-config --quiet --custom-compile-command "make lock" -o requirements.lock
+
+clean: ## remove caches and build results, not .venv
+	rm -rf build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,68 @@
+"""Human approval of an agent's tool calls: unforgeable, single-use, provable.
+
+The public names resolve lazily (PEP 562), so that ``import hitl_guard`` stays cheap and imports no framework.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import errors
+    from .aio import AsyncGuard
+    from .errors import ApprovalRequired, HitlGuardError, InvalidApprovalError, InvalidSignatureError, NoEffect
+    from .guard import Guard
+    from .keyring import Keyring
+    from .models import ApprovalRequest, Decision, Permit, Principal, ToolCall
+    from .policy.combined import Policy
+    from .policy.documents import load_policy
+    from .store.sql import SQLStore
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ApprovalRequest",
+    "ApprovalRequired",
+    "AsyncGuard",
+    "Decision",
+    "Guard",
+    "HitlGuardError",
+    "InvalidApprovalError",
+    "InvalidSignatureError",
+    "Keyring",
+    "NoEffect",
+    "Permit",
+    "Policy",
+    "Principal",
+    "SQLStore",
+    "ToolCall",
+    "errors",
+    "load_policy",
+]
+
+_HOMES = {
+    "aio": ("AsyncGuard",),
+    "errors": ("ApprovalRequired", "HitlGuardError", "InvalidApprovalError", "InvalidSignatureError", "NoEffect"),
+    "guard": ("Guard",),
+    "keyring": ("Keyring",),
+    "models": ("ApprovalRequest", "Decision", "Permit", "Principal", "ToolCall"),
+    "policy.combined": ("Policy",),
+    "policy.documents": ("load_policy",),
+    "store.sql": ("SQLStore",),
+}
+
+# Hidden from type checkers, which would otherwise believe that every misspelt name exists.
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        from importlib import import_module
+
+        if name == "errors":
+            return import_module(".errors", __name__)
+        for home, names in _HOMES.items():
+            if name in names:
+                value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
