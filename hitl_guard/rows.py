@@ -1,0 +1,102 @@
+"""The rows that a store keeps, as plain values. Nothing here is believed before its MAC was verified."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """One immutable request, as stored.
+
+    Attributes:
+        id: 22 characters of base64url (128 random bits).
+        identity: 32-byte digest of the call's identity; with ``generation`` unique.
+        generation: 0 for the first request of an identity, then counting.
+        envelope: The signed envelope (text as ASCII bytes).
+        arguments: Canonical bytes of the arguments.
+        details: Canonical bytes of the signed details.
+    """
+
+    id: str
+    tenant: str
+    identity: bytes
+    generation: int
+    envelope: bytes
+    arguments: bytes
+    details: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An event before it has its place in a chain.
+
+    Attributes:
+        type: One of `hitl_guard.audit.EVENT_TYPES`.
+        at: Epoch milliseconds, the operation's one reading of the database's clock.
+        body: Canonical JSON bytes of what the event records.
+        request_id, version: The request and the event's number in it, from 1; None, None for an event of no request.
+        spend_key: 32 bytes, unique over the whole store: present only on a claim.
+    """
+
+    type: str
+    tenant: str
+    at: int
+    body: bytes
+    request_id: str | None = None
+    version: int | None = None
+    spend_key: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An event's place in a chain.
+
+    Attributes:
+        chain: 22 characters. seq: Number from 0. previous: MAC of the event before it, 32 bytes; zeros at 0.
+    """
+
+    chain: str
+    seq: int
+    previous: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """One event as stored. ``mac`` (32 bytes) covers every other field."""
+
+    type: str
+    tenant: str
+    at: int
+    body: bytes
+    request_id: str | None
+    version: int | None
+    spend_key: bytes | None
+    chain: str
+    seq: int
+    previous: bytes
+    epoch: int
+    key_id: str
+    mac: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRow:
+    """The signed control row of one tenant. ``body`` is a signed text as ASCII bytes; ``version`` counts from 1."""
+
+    tenant: str
+    version: int
+    body: bytes
+
+
+Seal = Callable[[Draft, Link], EventRow]
+"""Gives a draft its MAC. Called by the writer, which alone knows the chain's head."""
+
+CONTROL_PREFIX = "control:"
+
+
+def control_record(tenant: str) -> str:
+    """Return the request id under which a tenant's control events are stored (version = the control row's version)."""
+    return CONTROL_PREFIX + hashlib.sha256(tenant.encode()).hexdigest()
