@@ -1,0 +1,352 @@
+"""The statements of the hot path, written once with ``:name`` parameters, and how rows become values.
+
+Each dialect supplies four words (`Words`) and turns ``:name`` into its driver's style. Statements are built once per
+shape. `tests/contract/test_store.py` runs every shape on every database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..rows import CONTROL_PREFIX, ControlRow, EventRow, RequestRow
+from . import schema
+from .base import AddRequest, Append, Loaded
+
+EVENTS = schema.events.name
+REQUESTS = schema.requests.name
+OPEN = schema.open_requests.name
+CONTROL = schema.control.name
+CHAINS = schema.chains.name
+
+EVENT_COLUMNS = (
+    "type", "tenant", "at", "body", "request_id", "version", "spend_key", "chain", "seq", "previous", "epoch", "key_id",
+    "mac",
+)
+REQUEST_COLUMNS = ("id", "tenant", "identity", "generation", "envelope", "arguments", "details")
+
+_NAMES = ", ".join(EVENT_COLUMNS)
+_VALUES = ", ".join(f":{name}" for name in EVENT_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What differs between the databases' SQL.
+
+    Attributes:
+        clock: An expression for the database's clock *now* (not at the transaction's or statement's start), in epoch
+            milliseconds as an integer.
+        share: How a SELECT locks the rows it reads against change until the transaction ends.
+        dual: What a SELECT without a table needs between its list and its WHERE.
+        skip: How an INSERT reports a taken unique key as zero rows instead of an error, where that is possible.
+    """
+
+    clock: str
+    share: str = ""
+    dual: str = ""
+    skip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Which demands one `Append` makes; each shape is one statement.
+
+    Attributes:
+        follows: ``"event"`` (the request's previous event), ``"request"`` (the request row) or ``""`` (nothing).
+        before: Whether the clock has a limit.
+        control: Whether the control row must still have its version.
+        chained: Whether the writer's chain has a previous event.
+    """
+
+    follows: str
+    before: bool
+    control: bool
+    chained: bool
+
+
+def shape_of(step: Append, *, seq: int) -> Shape:
+    """Return the demands of ``step`` at place ``seq`` of its chain (see `Append.previous_mac`)."""
+    draft = step.draft
+    if step.previous_mac is not None:
+        follows = "event"
+    elif draft.request_id is None or draft.request_id.startswith(CONTROL_PREFIX):
+        follows = ""
+    else:
+        # Above version 1 without a MAC: no event has the MAC NULL, so it is never written (see `Steps.run`).
+        follows = "request" if draft.version == 1 else "event"
+    return Shape(follows, step.before is not None, step.control is not None, seq > 0)
+
+
+def append(words: Words, shape: Shape) -> str:
+    """Return ``INSERT … SELECT … WHERE`` for one event: it inserts one row, or none if a demand no longer holds."""
+    demands = ["1 = 1"]
+    if shape.before:
+        demands.append(f"{words.clock} < :before")
+    if shape.control:
+        demands.append(
+            f"EXISTS (SELECT 1 FROM {CONTROL} c WHERE c.tenant_digest = :control_tenant "
+            f"AND c.version = :control_version{words.share})"
+        )
+    if shape.follows == "event":
+        demands.append(
+            f"EXISTS (SELECT 1 FROM {EVENTS} p WHERE p.request_id = :request_id AND p.version = :follows "
+            "AND p.mac = :previous_mac)"
+        )
+    elif shape.follows == "request":
+        demands.append(f"EXISTS (SELECT 1 FROM {REQUESTS} q WHERE q.id = :request_id)")
+    if shape.chained:
+        demands.append(f"EXISTS ({_PREDECESSOR})")
+    return f"INSERT INTO {EVENTS} ({_NAMES}) SELECT {_VALUES}{words.dual} WHERE {' AND '.join(demands)}{words.skip}"
+
+
+_PREDECESSOR = f"SELECT 1 FROM {EVENTS} h WHERE h.chain = :chain AND h.seq = :head AND h.mac = :previous"
+PREDECESSOR = _PREDECESSOR
+"""One row while the writer's chain still ends where this process left it."""
+
+UNLIST = (
+    f"DELETE FROM {OPEN} WHERE request_id = :request_id "
+    f"AND listed_until = (SELECT q.listed_until FROM {REQUESTS} q WHERE q.id = :request_id)"
+)
+
+
+def append_parameters(step: Append, row: EventRow) -> dict[str, Any]:
+    """Return the parameters of `append` for ``step``, whose draft was sealed as ``row``."""
+    parameters: dict[str, Any] = {
+        "type": row.type.encode(),
+        "tenant": pack(row.tenant),
+        "at": row.at,
+        "body": row.body,
+        "request_id": None if row.request_id is None else pack(row.request_id),
+        "version": row.version,
+        "spend_key": row.spend_key,
+        "chain": row.chain.encode(),
+        "seq": row.seq,
+        "previous": row.previous,
+        "epoch": row.epoch,
+        "key_id": pack(row.key_id),
+        "mac": row.mac,
+        "head": row.seq - 1,
+    }
+    if step.previous_mac is not None or (row.version or 0) > 1:
+        parameters["previous_mac"] = step.previous_mac
+        parameters["follows"] = (row.version or 0) - 1
+    if step.before is not None:
+        parameters["before"] = step.before
+    if step.control is not None:
+        parameters["control_tenant"] = tenant_digest(step.control[0])
+        parameters["control_version"] = step.control[1]
+    return parameters
+
+
+_OPEN_NAMES = "listed_until, request_id, tenant, run"
+
+
+def add_request(words: Words) -> str:
+    """Return the INSERT of a request row."""
+    names, values = ", ".join(REQUEST_COLUMNS), ", ".join(f":{name}" for name in REQUEST_COLUMNS)
+    return f"INSERT INTO {REQUESTS} ({names}, listed_until) VALUES ({values}, :listed_until){words.skip}"
+
+
+ADD_OPEN = f"INSERT INTO {OPEN} ({_OPEN_NAMES}) VALUES (:listed_until, :id, :tenant_digest, :run)"
+
+
+def add_whole_request(words: Words) -> str:
+    """Return one statement that inserts a request and lists it (PostgreSQL only); it answers with the clock."""
+    return (
+        f"WITH added AS ({add_request(words)} RETURNING id) INSERT INTO {OPEN} ({_OPEN_NAMES}) "
+        f"SELECT :listed_until, id, :tenant_digest, :run FROM added RETURNING {words.clock}"
+    )
+
+
+def request_parameters(step: AddRequest) -> dict[str, Any]:
+    """Return the parameters of `add_request`, `ADD_OPEN` and `add_whole_request`."""
+    row = step.row
+    tenant = pack(row.tenant)
+    return {
+        "id": pack(row.id),
+        "tenant": tenant,
+        "identity": row.identity,
+        "generation": row.generation,
+        "envelope": row.envelope,
+        "arguments": row.arguments,
+        "details": row.details,
+        "tenant_digest": hashlib.sha256(tenant).digest(),
+        "run": step.run,
+        "listed_until": step.listed_until,
+    }
+
+
+def add_chain(words: Words) -> str:
+    """Return the INSERT that registers a chain in the cache unless it is there."""
+    return (
+        f"INSERT INTO {CHAINS} (chain, anchored_seq) SELECT :chain, :anchored_seq{words.dual} "
+        f"WHERE NOT EXISTS (SELECT 1 FROM {CHAINS} WHERE chain = :chain){words.skip}"
+    )
+
+
+def insert_control(words: Words) -> str:
+    """Return the INSERT of a tenant's first control row."""
+    return (
+        f"INSERT INTO {CONTROL} (tenant_digest, tenant, version, body) "
+        f"VALUES (:tenant_digest, :tenant, :version, :body){words.skip}"
+    )
+
+
+UPDATE_CONTROL = (
+    f"UPDATE {CONTROL} SET tenant = :tenant, version = :version, body = :body "
+    "WHERE tenant_digest = :tenant_digest AND version = :replaced"
+)
+
+HEADS = (
+    f"SELECT c.chain, c.anchored_seq, h.seq, h.mac, h.at FROM {CHAINS} c JOIN {EVENTS} h ON h.chain = c.chain "
+    f"AND h.seq = (SELECT MAX(m.seq) FROM {EVENTS} m WHERE m.chain = c.chain) ORDER BY c.chain"
+)
+"""Every chain in the cache with its last event, in one order, so that two anchorings cannot deadlock."""
+
+DROP_CHAIN = f"DELETE FROM {CHAINS} WHERE chain = :chain"
+ANCHORED = f"UPDATE {CHAINS} SET anchored_seq = :anchored_seq WHERE chain = :chain"
+LAST = f"SELECT mac FROM {EVENTS} WHERE chain = :chain AND seq = :seq"
+
+ENVELOPE = f"SELECT envelope FROM {REQUESTS} WHERE id = :id"
+CONTROL_BODY = f"SELECT body FROM {CONTROL} WHERE tenant_digest = :tenant_digest"
+
+
+_FACTS = (
+    # (in the row of facts, in a row of an event), integers first: the two kinds of row share their columns' types.
+    ("{clock}", "e.at"),
+    ("c.version", "e.version"),
+    ("r.generation", "e.seq"),
+    (f"CASE WHEN EXISTS (SELECT 1 FROM {EVENTS} o WHERE o.request_id = :control_record "
+     "AND o.version > COALESCE(c.version, 0)) THEN 1 ELSE 0 END", "e.epoch"),
+    (f"CASE WHEN EXISTS (SELECT 1 FROM {EVENTS} s WHERE s.spend_key = :spend_key) THEN 1 ELSE 0 END", "-1"),
+    ("c.tenant", "e.type"),
+    ("c.body", "e.tenant"),
+    ("r.id", "e.body"),
+    ("r.tenant", "e.request_id"),
+    ("r.identity", "e.spend_key"),
+    ("r.envelope", "e.chain"),
+    ("r.arguments", "e.previous"),
+    ("r.details", "e.key_id"),
+    ("c.tenant_digest", "e.mac"),
+)
+_SPENT = 4
+
+
+def load(words: Words, *, by: str) -> str:
+    """Return `Store.load` as one statement: a row of facts, and a row per event of the request.
+
+    One statement sees one moment. Its two kinds of row share columns, so that a request is not repeated per event.
+
+    Args:
+        by: ``"id"``, ``"identity"`` or ``""`` (no request is asked for).
+    """
+    latest = (
+        f"SELECT g.id FROM {REQUESTS} g WHERE g.identity = :identity AND g.generation = "
+        f"(SELECT MAX(m.generation) FROM {REQUESTS} m WHERE m.identity = :identity)"
+    )
+    which = {"id": "r.id = :id AND r.tenant = :tenant", "identity": f"r.id = ({latest})", "": "1 = 0"}[by]
+    facts = ", ".join(fact for fact, _ in _FACTS).format(clock=words.clock)
+    statement = (
+        f"SELECT {facts} FROM (SELECT 1 AS one) d LEFT JOIN {CONTROL} c ON c.tenant_digest = :tenant_digest "
+        f"LEFT JOIN {REQUESTS} r ON {which}"
+    )
+    if by:
+        events = ", ".join(event for _, event in _FACTS)
+        request = {"id": ":id", "identity": f"({latest})"}[by]
+        statement += f" UNION ALL SELECT {events} FROM {EVENTS} e WHERE e.request_id = {request}"
+    return statement
+
+
+def load_parameters(
+    tenant: str, request_id: str | None, identity: bytes | None, spend_key: bytes | None
+) -> dict[str, Any]:
+    """Return the parameters of `load`."""
+    packed = pack(tenant)
+    digest = hashlib.sha256(packed)
+    parameters: dict[str, Any] = {
+        "tenant_digest": digest.digest(),
+        "control_record": (CONTROL_PREFIX + digest.hexdigest()).encode(),
+        "spend_key": spend_key,
+    }
+    if request_id is not None:
+        parameters["id"] = pack(request_id)
+        parameters["tenant"] = packed
+    elif identity is not None:
+        parameters["identity"] = identity
+    return parameters
+
+
+def loaded(rows: Sequence[Sequence[Any]]) -> Loaded:
+    """Return what `load` found. The database may give its rows in any order."""
+    facts: Sequence[Any] = ()
+    events: list[EventRow] = []
+    for row in rows:
+        if row[_SPENT] == -1:
+            at, version, seq, epoch, _, kind, tenant, body, request_id, spend_key, chain, previous, key_id, mac = row
+            events.append(event_row(
+                (kind, tenant, at, body, request_id, version, spend_key, chain, seq, previous, epoch, key_id, mac)
+            ))
+        else:
+            facts = row
+    now, version, generation, overtaken, spent, tenant, body, *request = facts
+    id_, owner, identity, envelope, arguments, details, _ = request
+    if len(events) > 1:
+        events.sort(key=_version)
+    return Loaded(
+        number(now),
+        None if version is None else ControlRow(text(tenant), number(version), raw(body)),
+        bool(overtaken),
+        None if id_ is None else request_row((id_, owner, identity, generation, envelope, arguments, details)),
+        # Events of a request that is not the tenant's are none of the caller's business.
+        () if id_ is None else tuple(events),
+        bool(spent),
+    )
+
+
+def _version(event: EventRow) -> int:
+    return -1 if event.version is None else event.version
+
+
+def event_row(row: Sequence[Any]) -> EventRow:
+    """Return a stored event. A column that someone changed to another type becomes a value that no MAC fits."""
+    kind, tenant, at, body, request_id, version, spend_key, chain, seq, previous, epoch, key_id, mac = row
+    return EventRow(
+        text(kind), text(tenant), number(at), raw(body), None if request_id is None else text(request_id),
+        None if version is None else number(version), None if spend_key is None else raw(spend_key), text(chain),
+        number(seq), raw(previous), number(epoch), text(key_id), raw(mac),
+    )
+
+
+def request_row(row: Sequence[Any]) -> RequestRow:
+    """Return a stored request."""
+    id_, tenant, identity, generation, envelope, arguments, details = row
+    return RequestRow(
+        text(id_), text(tenant), raw(identity), number(generation), raw(envelope), raw(arguments), raw(details)
+    )
+
+
+def pack(value: str) -> bytes:
+    """Return the bytes that stand for a text in the database; a lone surrogate is kept, so that no two texts meet."""
+    return value.encode("utf-8", "surrogatepass")
+
+
+def tenant_digest(tenant: str) -> bytes:
+    """Return the 32 bytes by which a tenant's control row and open requests are found."""
+    return hashlib.sha256(pack(tenant)).digest()
+
+
+def raw(value: Any) -> bytes:
+    """Return a column's bytes; anything but bytes (SQLite lets a forger store any type) becomes empty."""
+    return value if type(value) is bytes else b""
+
+
+def number(value: Any) -> int:
+    """Return a column's integer; anything else becomes -1, which no record holds."""
+    return value if type(value) is int else -1
+
+
+def text(value: Any) -> str:
+    """Return a column's text; bytes that are not UTF-8 become U+FFFD, which no MAC fits."""
+    return raw(value).decode("utf-8", "replace")

@@ -1,0 +1,183 @@
+"""`SQLStore`: the Store contract over SQLite, PostgreSQL and MariaDB/MySQL."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+from sqlalchemy import Connection, and_, or_, select, text
+
+from ..errors import ConfigurationError
+from ..rows import ControlRow, EventRow, RequestRow, Seal
+from . import hot, schema
+from .base import Loaded, Step, Written
+from .connections import Connections
+from .dialects import dialect_for
+from .writer import Writer
+
+_EVENTS = [schema.events.c[name] for name in hot.EVENT_COLUMNS]
+_REQUESTS = [schema.requests.c[name] for name in hot.REQUEST_COLUMNS]
+
+
+class SQLStore:
+    """Keeps requests and events in a SQL database. Thread-safe; a forked child opens connections of its own.
+
+    Args:
+        url: ``sqlite:///path`` (four slashes for an absolute path), ``postgresql://…`` (psycopg 3) or
+            ``mariadb://…``/``mysql://…`` (PyMySQL). In-memory SQLite is refused: an approval must survive a restart.
+        pool_size: The most connections for reads, and the most for writes (SQLite has one writer).
+        timeout_ms: The limit of every wait: for a connection, a lock, a statement.
+
+    Raises:
+        ConfigurationError: the URL is malformed or unsupported, or its driver is missing.
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 8, timeout_ms: int = 10_000) -> None:
+        if pool_size < 1 or timeout_ms < 1:
+            raise ConfigurationError("pool_size and timeout_ms must be at least 1.", detail="limits")
+        self._dialect = dialect_for(url, timeout_ms=timeout_ms)
+        self._connections = Connections(self._dialect, pool_size=pool_size, timeout_ms=timeout_ms)
+        self._writer = Writer(self._dialect, self._connections)
+
+    def __repr__(self) -> str:
+        return f"<SQLStore {self._dialect.name}>"
+
+    def setup(self) -> None:
+        """Create or migrate the schema, under a lock; safe to call from many processes at once.
+
+        Raises:
+            ConfigurationError: the database is newer than this version of hitl_guard.
+            StoreUnavailableError: the database cannot be reached or refuses.
+        """
+        from .migrations import upgrade  # loads Alembic, which no other method needs
+
+        upgrade(self._dialect)
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` unless the schema is exactly this version's."""
+        statement = text(f"SELECT version_num FROM {schema.VERSION_TABLE}")
+        found = self._connections.query(lambda connection: list(connection.scalars(statement)))
+        schema.demand(found)
+
+    def now(self) -> int:
+        """Return the database's clock in epoch milliseconds."""
+        return self._connections.read(self._dialect.clock)
+
+    def load(
+        self, tenant: str, *, request_id: str | None = None, identity: bytes | None = None,
+        spend_key: bytes | None = None,
+    ) -> Loaded:
+        """Read what one operation needs in one go. By id *and* tenant, or the latest generation of an identity."""
+        by = "id" if request_id is not None else "identity" if identity is not None else ""
+        parameters = hot.load_parameters(tenant, request_id, identity, spend_key)
+        return self._connections.read(lambda raw: self._dialect.load(raw, by, parameters))
+
+    def write(self, steps: Sequence[Step], seal: Seal) -> Written | None:
+        """Commit all steps durably, or nothing. None: a demand no longer held, or a unique key was taken; read again.
+
+        Raises:
+            StoreUnavailableError: nothing was written (``refused``, ``timeout``, ``lost``), or the outcome is
+                unknown (``commit-unknown``) and a later read will tell.
+            StoreRolledBackError: an event that this process wrote is gone; every later write refuses, too.
+        """
+        return self._writer.write(steps, seal)
+
+    def open_requests(
+        self, *, tenant: str | None, limit: int, after: tuple[int, str] | None = None, run: bytes | None = None
+    ) -> list[tuple[int, RequestRow, tuple[EventRow, ...]]]:
+        """Return ``(listed_until, row, events)`` in two queries, ordered by ``(listed_until, request id)``."""
+        listed, requests = schema.open_requests.c, schema.requests.c
+        query = (
+            select(*_REQUESTS, listed.listed_until)
+            .join(schema.open_requests, listed.request_id == requests.id)
+            .order_by(listed.listed_until, listed.request_id)
+            .limit(limit)
+        )
+        if tenant is not None:
+            query = query.where(listed.tenant == hot.tenant_digest(tenant))
+        if run is not None:
+            query = query.where(listed.run == run)
+        if after is not None:
+            until, last = after[0], hot.pack(after[1])
+            query = query.where(
+                or_(listed.listed_until > until, and_(listed.listed_until == until, listed.request_id > last))
+            )
+
+        def work(connection: Connection) -> list[tuple[int, RequestRow, tuple[EventRow, ...]]]:
+            rows = [(hot.number(row[-1]), hot.request_row(row[:-1])) for row in connection.execute(query)]
+            events = _events_of(connection, [hot.pack(row.id) for _, row in rows])
+            return [(until, row, tuple(events[row.id])) for until, row in rows]
+
+        return self._connections.query(work)
+
+    def chains(self) -> list[str]:
+        """Return the ids of all chains that have events."""
+        query = select(schema.events.c.chain).distinct().order_by(schema.events.c.chain)
+        return self._connections.query(lambda connection: [hot.text(chain) for chain in connection.scalars(query)])
+
+    def chain_events(self, chain: str, *, after: int = -1, limit: int = 1000) -> list[EventRow]:
+        """Return a chain's events in order, from ``seq > after``."""
+        column = schema.events.c
+        query = (
+            select(*_EVENTS)
+            .where(column.chain == hot.pack(chain), column.seq > after)
+            .order_by(column.seq)
+            .limit(limit)
+        )
+        return self._connections.query(lambda connection: [hot.event_row(row) for row in connection.execute(query)])
+
+    def request_histories(
+        self, *, after: str = "", limit: int = 500
+    ) -> Iterator[tuple[RequestRow | None, str, tuple[EventRow, ...]]]:
+        """Yield ``(request row or None, request id, events by version)`` in order of request id, to the last.
+
+        Args:
+            after: Start behind this request id.
+            limit: How many are read at a time.
+        """
+        last = hot.pack(after)
+        while batch := self._connections.query(partial(_histories, last=last, limit=limit)):
+            for key, row, events in batch:
+                yield row, hot.text(key), events
+            last = batch[-1][0]
+
+    def controls(self) -> list[ControlRow]:
+        """Return every control row."""
+        column = schema.control.c
+        query = select(column.tenant, column.version, column.body).order_by(column.tenant_digest)
+        return self._connections.query(
+            lambda connection: [
+                ControlRow(hot.text(tenant), hot.number(version), hot.raw(body))
+                for tenant, version, body in connection.execute(query)
+            ]
+        )
+
+    def close(self) -> None:
+        """Release every connection."""
+        self._connections.close()
+
+
+def _events_of(connection: Connection, ids: Iterable[bytes]) -> dict[str, list[EventRow]]:
+    column = schema.events.c
+    query = select(*_EVENTS).where(column.request_id.in_(list(ids))).order_by(column.request_id, column.version)
+    found: dict[str, list[EventRow]] = defaultdict(list)
+    for row in connection.execute(query):
+        event = hot.event_row(row)
+        found[event.request_id or ""].append(event)
+    return found
+
+
+def _histories(
+    connection: Connection, last: bytes, limit: int
+) -> list[tuple[bytes, RequestRow | None, tuple[EventRow, ...]]]:
+    """Return the next ``limit`` request ids of either table with what belongs to them."""
+    keys: set[bytes] = set()
+    for column in (schema.requests.c.id, schema.events.c.request_id):
+        query = select(column).where(column > last).distinct().order_by(column).limit(limit)
+        keys.update(hot.raw(key) for key in connection.scalars(query))
+    batch = sorted(keys)[:limit]
+    requests = select(*_REQUESTS).where(schema.requests.c.id.in_(batch))
+    rows = {hot.pack(row.id): row for row in map(hot.request_row, connection.execute(requests))}
+    events = _events_of(connection, batch)
+    return [(key, rows.get(key), tuple(events[hot.text(key)])) for key in batch]

@@ -1,0 +1,118 @@
+"""What each kind of step does within a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..rows import EventRow, Seal
+from . import hot
+from .anchors import Chain
+from .base import AddRequest, Append, SetControl, Step, Written
+from .dialects.base import Dialect
+
+
+class Steps:
+    """Executes steps on one kind of database; the caller begins and commits."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        words, statement = dialect.words, dialect.statement
+        self._appends: dict[tuple[hot.Shape, bool], str] = {}
+        self._unlist = statement(hot.UNLIST)
+        self._request = statement(hot.add_request(words))
+        self._open = statement(hot.ADD_OPEN)
+        self._open_answering = statement(f"{hot.ADD_OPEN} RETURNING {words.clock}")
+        self._whole_request = statement(hot.add_whole_request(words))
+        self._first_control = statement(hot.insert_control(words))
+        self._next_control = statement(hot.UPDATE_CONTROL)
+        self._mac, self._envelope, self._control_body = map(statement, (hot.LAST, hot.ENVELOPE, hot.CONTROL_BODY))
+
+    def run(self, raw: Any, chain: Chain, steps: Sequence[Step], seal: Seal, limit: int | None) -> Written | None:
+        """Execute the steps in order. None as soon as one finds its demand unmet, or when it is ``limit`` or later."""
+        if any(type(step) is SetControl for step in steps):
+            self._dialect.exclude_claims(raw)
+        rows: list[EventRow] = []
+        now: int | None = None
+        for step in steps:
+            if isinstance(step, Append):
+                row = seal(step.draft, chain.link())
+                chain = chain.after(row)
+                done, now = self._append(raw, _following(step, rows), row)
+                rows.append(row)
+            elif isinstance(step, AddRequest):
+                done, now = self._add(raw, step)
+            else:
+                done, now = self._set(raw, step), None
+            if not done:
+                return None
+        if now is None:
+            now = self._dialect.clock(raw)
+        return None if limit is not None and now >= limit else Written(now, tuple(rows))
+
+    def whole(self, chain: Chain, step: Step, seal: Seal) -> tuple[str, dict[str, Any], tuple[EventRow, ...]] | None:
+        """Return ``(statement, parameters, events)`` that do ``step`` at once, or None if one statement cannot.
+
+        The statement answers with the clock, or with no row if a demand was not met.
+        """
+        if isinstance(step, Append):
+            row = seal(step.draft, chain.link())
+            return self._append_text(step, row.seq, step.unlist), hot.append_parameters(step, row), (row,)
+        if isinstance(step, AddRequest):
+            return self._whole_request, hot.request_parameters(step), ()
+        return None
+
+    def evidence(self, written: Written, last: Step) -> tuple[str, dict[str, Any], bytes]:
+        """Return a query, its parameters and the value with which it answers only if ``written`` was committed."""
+        if isinstance(last, AddRequest):
+            return self._envelope, {"id": hot.pack(last.row.id)}, last.row.envelope
+        if isinstance(last, SetControl):
+            return self._control_body, {"tenant_digest": hot.tenant_digest(last.row.tenant)}, last.row.body
+        row = written.events[-1]
+        return self._mac, {"chain": row.chain.encode(), "seq": row.seq}, row.mac
+
+    def _append(self, raw: Any, step: Append, row: EventRow) -> tuple[bool, int | None]:
+        """Insert one event; say whether it was, and the clock after the insert's waits where the insert tells it."""
+        if step.unlist:
+            # Before the insert, so that the insert's clock is read after this wait too.
+            self._dialect.change(raw, self._unlist, {"request_id": hot.pack(row.request_id or "")})
+        text, parameters = self._append_text(step, row.seq, False), hot.append_parameters(step, row)
+        if self._dialect.returning:
+            answer = self._dialect.run(raw, text, parameters)
+            return (True, int(answer[0][0])) if answer else (False, None)
+        return self._dialect.change(raw, text, parameters) == 1, None
+
+    def _append_text(self, step: Append, seq: int, unlist: bool) -> str:
+        key = hot.shape_of(step, seq=seq), unlist
+        text = self._appends.get(key)
+        if text is None:
+            text = self._dialect.statement(self._dialect.appending(hot.append(self._dialect.words, key[0]), *key))
+            self._appends[key] = text
+        return text
+
+    def _add(self, raw: Any, step: AddRequest) -> tuple[bool, int | None]:
+        parameters = hot.request_parameters(step)
+        if self._dialect.change(raw, self._request, parameters) != 1:
+            return False, None
+        if self._dialect.returning:
+            return True, int(self._dialect.run(raw, self._open_answering, parameters)[0][0])
+        return self._dialect.change(raw, self._open, parameters) == 1, None
+
+    def _set(self, raw: Any, step: SetControl) -> bool:
+        row = step.row
+        parameters = {
+            "tenant_digest": hot.tenant_digest(row.tenant), "tenant": hot.pack(row.tenant), "version": row.version,
+            "body": row.body, "replaced": row.version - 1,
+        }
+        text = self._first_control if row.version == 1 else self._next_control
+        return self._dialect.change(raw, text, parameters) == 1
+
+
+def _following(step: Append, rows: Sequence[EventRow]) -> Append:
+    """Return ``step`` with the MAC of the event before it, where an earlier step of this transaction wrote that."""
+    if step.previous_mac is None and step.draft.request_id is not None:
+        for row in reversed(rows):
+            if row.request_id == step.draft.request_id and row.version == (step.draft.version or 0) - 1:
+                return replace(step, previous_mac=row.mac)
+    return step

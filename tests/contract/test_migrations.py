@@ -1,0 +1,192 @@
+"""Making and changing the schema."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import make_url
+
+from hitl_guard.errors import ConfigurationError, StoreUnavailableError
+from hitl_guard.store import schema
+from hitl_guard.store.dialects import mariadb
+from hitl_guard.store.sql import SQLStore
+from tests.contract.build import added, in_processes
+from tests.databases import KINDS, Database
+
+VERSION = f"SELECT version_num FROM {schema.VERSION_TABLE}"
+
+
+@pytest.fixture(params=KINDS)
+def empty(request: pytest.FixtureRequest, make_database: Callable[..., Database]) -> Database:
+    return make_database(request.param, empty=True)
+
+
+def _set_up(url: str) -> str:
+    store = SQLStore(url)
+    try:
+        store.setup()
+        store.check()
+    except ConfigurationError as error:
+        return repr(error)
+    finally:
+        store.close()
+    return "fine"
+
+
+def test_the_migrations_make_exactly_the_schema(empty: Database, open_store: Callable[..., SQLStore]) -> None:
+    open_store(empty).setup()
+
+    with empty.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE})
+        assert compare_metadata(context, schema.metadata) == []
+
+
+def test_setting_up_again_changes_nothing(empty: Database, open_store: Callable[..., SQLStore]) -> None:
+    store = open_store(empty)
+    store.setup()
+    row = added(store)
+
+    store.setup()
+
+    store.check()
+    assert store.load("tenant", request_id=row.id).request == row
+    assert empty.execute(VERSION) == [(schema.REVISIONS[-1],)]
+
+
+def test_eight_processes_may_set_up_at_once(empty: Database) -> None:
+    answers = in_processes(_set_up, [empty.url] * 8)
+
+    assert answers == ["fine"] * 8
+    assert empty.execute(VERSION) == [(schema.REVISIONS[-1],)]
+
+
+def test_tables_of_the_application_are_left_alone(empty: Database, open_store: Callable[..., SQLStore]) -> None:
+    empty.execute("CREATE TABLE events (id INTEGER)")
+    empty.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+    empty.execute("INSERT INTO alembic_version VALUES ('theirs')")
+
+    open_store(empty).setup()
+
+    assert empty.execute("SELECT * FROM alembic_version") == [("theirs",)]
+    assert empty.execute("SELECT * FROM events") == []
+
+
+def test_an_interrupted_set_up_is_taken_up_again(empty: Database, open_store: Callable[..., SQLStore]) -> None:
+    store = open_store(empty)
+    store.setup()
+    empty.execute("DROP TABLE hitl_guard_chains")
+    empty.execute("DROP INDEX hitl_guard_events_spend" + (" ON hitl_guard_events" if empty.kind == "mariadb" else ""))
+    empty.execute(f"DELETE FROM {schema.VERSION_TABLE}")
+    with pytest.raises(ConfigurationError) as caught:
+        store.check()
+    assert caught.value.detail == "schema-older"
+
+    store.setup()
+
+    store.check()
+    with empty.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE})
+        assert compare_metadata(context, schema.metadata) == []
+
+
+@pytest.mark.parametrize("versions", [["9999"], ["0001", "9999"]])
+def test_a_database_of_a_newer_version_is_refused(
+    empty: Database, open_store: Callable[..., SQLStore], versions: list[str]
+) -> None:
+    store = open_store(empty)
+    store.setup()
+    empty.execute(f"DELETE FROM {schema.VERSION_TABLE}")
+    for version in versions:
+        empty.execute(f"INSERT INTO {schema.VERSION_TABLE} VALUES (:version)", {"version": version})
+
+    for use in (store.check, store.setup):
+        with pytest.raises(ConfigurationError, match="older than the database") as caught:
+            use()
+        assert caught.value.detail == "schema-newer"
+    assert empty.execute(VERSION) == [(version,) for version in versions]
+
+
+def test_a_database_of_an_older_version_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "REVISIONS", ("0001", "0002"))
+
+    with pytest.raises(ConfigurationError, match="db upgrade") as caught:
+        schema.demand(["0001"])
+    assert caught.value.detail == "schema-older"
+    with pytest.raises(ConfigurationError, match="db upgrade"):
+        schema.demand([])
+    schema.demand(["0002"])
+
+
+def test_an_older_database_is_migrated(
+    empty: Database, open_store: Callable[..., SQLStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(empty)
+    store.setup()
+    monkeypatch.setattr(schema, "REVISIONS", ("0001", "0002"))
+
+    store.setup()  # there is no 0002 to run, but what is known to be older is not refused
+
+    with pytest.raises(ConfigurationError) as caught:
+        store.check()
+    assert caught.value.detail == "schema-older"
+
+
+def test_a_migration_that_never_ends_is_not_waited_for(
+    make_database: Callable[..., Database], open_store: Callable[..., SQLStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = make_database("mariadb", empty=True)
+    monkeypatch.setattr(mariadb, "MIGRATION_WAIT_S", 0)
+    with database.connect() as other:
+        other.exec_driver_sql("SELECT GET_LOCK(CONCAT('hitl_guard_', MD5(DATABASE())), 0)")
+
+        with pytest.raises(StoreUnavailableError) as caught:
+            open_store(database).setup()
+
+    assert caught.value.detail == "timeout"
+
+
+def test_a_new_sqlite_file_is_its_owners_alone(make_database: Callable[..., Database]) -> None:
+    database = make_database("sqlite", empty=True)
+    path = Path(str(make_url(database.url).database))
+
+    _set_up(database.url)
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_sqlite_file_in_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
+    store = SQLStore(f"sqlite:///{tmp_path / 'missing' / 'approvals.db'}")
+
+    with pytest.raises(ConfigurationError) as caught:
+        store.setup()
+
+    assert caught.value.detail == "file"
+
+
+def test_a_relative_sqlite_path_means_the_folder_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SQLStore("sqlite:///approvals.db")
+    os.chdir("/")
+
+    store.setup()
+
+    assert (tmp_path / "approvals.db").exists()
+    store.close()
+
+
+def test_a_database_that_cannot_be_changed_says_so(
+    make_database: Callable[..., Database], open_store: Callable[..., SQLStore]
+) -> None:
+    database = make_database("postgresql", empty=True)
+    database.execute(f"CREATE TABLE {schema.VERSION_TABLE} (something INTEGER)")
+
+    with pytest.raises(StoreUnavailableError) as caught:
+        open_store(database).setup()
+
+    assert caught.value.detail == "refused"
