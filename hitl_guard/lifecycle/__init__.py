@@ -1,0 +1,1 @@
+"""What happens to a request: asked, decided, claimed, settled; each transition one event, verified before use."""

@@ -1,0 +1,360 @@
+"""What every operation of a guard shares: the call bound to bytes, one verified reading, the audit of refusals."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from .. import audit, canonical, clock, fingerprint
+from ..errors import (
+    AuditUnavailableError,
+    CanonicalizationError,
+    ConfigurationError,
+    DecisionError,
+    HitlGuardError,
+    InvalidApprovalError,
+    KeyRevokedError,
+    RefusedError,
+    StoreRolledBackError,
+    UnavailableError,
+)
+from ..models import Principal, Requirement, Scope, ToolCall, ToolDefinition, check_text
+from ..policy.combined import Policy
+from ..policy.core import PolicyInput, Status, Verdict
+from ..rows import ControlRow, Draft
+from ..signing import Signer
+from ..store.base import Append, Loaded, Store
+from . import control as controls
+from . import record as records
+from .rights import Directory, Parties, parties
+from .threads import resolve
+from .toolspec import ToolSpec, validate
+
+ROUNDS = 64
+"""How often an operation judges anew after it lost a race, before it gives up as unavailable."""
+
+REMEMBERED = 10_000
+"""Spent keys that a process keeps before it looks which of them are over."""
+
+CANARY_TOOL = "hitl_guard_canary"
+CANARY_TENANT = "hitl-guard-selftest"
+"""The self-test's call: it always needs an approval, whatever the policy says."""
+
+
+MAX_WINDOW = 10 * 365 * 86_400_000
+"""The longest window, ten years in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Windows and limits of a guard. Windows are in milliseconds; a policy rule may set other ones for its calls.
+
+    Attributes:
+        decide_within: How long people may take to decide.
+        execute_within: How long an approval counts after the decision that completed it.
+        run_within: How long a claimed call may run before it reads as in doubt.
+        skew: How far in the future a request may have been issued, by the database's clock.
+        operator_role: The role that may pause, resume and resolve.
+        big_integers: Whether arguments may hold integers beyond 2^53 - 1 (kept exactly).
+        limits: Sizes of one call's arguments.
+
+    Raises:
+        ConfigurationError: a window is no number of milliseconds from 1 to ten years, or another setting is unusable.
+    """
+
+    decide_within: int = 86_400_000
+    execute_within: int = 900_000
+    run_within: int = 900_000
+    skew: int = 60_000
+    operator_role: str = "operator"
+    big_integers: bool = True
+    limits: canonical.Limits = canonical.DEFAULT_LIMITS
+
+    def __post_init__(self) -> None:
+        for name, least in (("decide_within", 1), ("execute_within", 1), ("run_within", 1), ("skew", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= MAX_WINDOW:
+                raise ConfigurationError(f"'{name}' is a number of milliseconds from {least} to {MAX_WINDOW}.")
+        check_text("operator_role", self.operator_role)
+        if type(self.big_integers) is not bool or not isinstance(self.limits, canonical.Limits):
+            raise ConfigurationError("'big_integers' is True or False, 'limits' a canonical.Limits.")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A call as bytes: nothing of the caller's objects is left in it."""
+
+    tool: str
+    canonical: bytes
+    fingerprint: str
+    scope: Scope
+    identity: bytes
+    tool_digest: str
+    definition: ToolDefinition | None
+    agent: str | None
+    parties: Parties
+    turn: tuple[tuple[str, bytes], ...]
+    context: bytes | None
+    spec: ToolSpec | None
+
+    def policy_input(self) -> PolicyInput:
+        """Return what the policy may look at, decoded afresh."""
+        return PolicyInput(
+            tool=self.tool, arguments=canonical.decode(self.canonical), user=self.scope.user, tenant=self.scope.tenant,
+            run_id=self.scope.run, call_id=self.scope.call_id, agent=self.agent,
+            turn=tuple((tool, canonical.decode(arguments)) for tool, arguments in self.turn),
+            context=None if self.context is None else canonical.decode(self.context), dynamic=self.spec is None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One verified reading: the database's time, the control row, the record if there is one."""
+
+    now: int
+    control: controls.Control
+    record: records.Record | None
+    generation: int
+    spent: bool
+
+
+@dataclass
+class Desk:
+    """The parts that every operation uses. One per guard; safe to share between threads."""
+
+    store: Store
+    signer: Signer
+    policy: Policy
+    directory: Directory | None
+    settings: Settings
+    tools: dict[str, ToolSpec] = field(default_factory=dict)
+    _remembered: dict[bytes, int] = field(default_factory=dict)
+    _versions: dict[str, int] = field(default_factory=dict)
+    _prune_at: int = REMEMBERED
+    _lock: Lock = field(default_factory=Lock)
+    _controls: dict[str, tuple[ControlRow, int, controls.Control]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sealer = audit.Sealer(self.signer)
+        self.limiter = audit.Limiter(clock.monotonic_ms)
+
+    # -- the call ------------------------------------------------------------------------------------------------
+
+    def bind(self, call: ToolCall) -> Bound:
+        """Return the call as bytes: strict parse, limits, canonical form, fingerprint, scope.
+
+        Raises:
+            CanonicalizationError: the arguments have no canonical form, exceed a limit or break the tool's schema.
+            ConfigurationError: a part of the scope is missing.
+        """
+        tool = check_text("tool", call.tool)
+        spec = self.tools.get(tool)
+        definition = call.definition or (spec.definition if spec else None)
+        raw = self.canonical_arguments(call.arguments)
+        validate(definition, raw)
+        user = call.user.id if isinstance(call.user, Principal) else call.user
+        agent = call.agent.id if isinstance(call.agent, Principal) else call.agent
+        scope = Scope(
+            check_text("tenant", call.tenant), check_text("user", user), check_text("run_id", call.run_id),
+            None if call.call_id is None else check_text("call_id", call.call_id), _count(call.occurrence),
+        )
+        print_ = fingerprint.fingerprint(tool, raw)
+        return Bound(
+            tool=tool, canonical=raw, fingerprint=print_, scope=scope, identity=fingerprint.identity(scope, print_),
+            tool_digest=fingerprint.tool_digest(definition or ToolDefinition(tool)), definition=definition,
+            agent=None if agent is None else check_text("agent", agent), parties=parties(call.user, call.agent),
+            turn=tuple((check_text("tool", it.tool), self.canonical_arguments(it.arguments)) for it in _calls(call.turn)),
+            context=None if call.context is None else self.canonical_value(_plain(call.context)), spec=spec,
+        )
+
+    def canonical_arguments(self, arguments: Mapping[str, Any] | str | bytes) -> bytes:
+        """Return the canonical bytes of an arguments object, given as plain data or as raw JSON text."""
+        value: Any = arguments
+        if isinstance(arguments, (str, bytes)):
+            value = canonical.parse(arguments, limits=self.settings.limits)
+        if type(value) is not dict:
+            raise CanonicalizationError("A tool's arguments must be one JSON object.", detail="type")
+        return self.canonical_value(value)
+
+    def canonical_value(self, value: Any) -> bytes:
+        """Return canonical bytes under the guard's limits; no two different values share them."""
+        return canonical.canonicalize(
+            value, limits=self.settings.limits, exact=True, big_integers=self.settings.big_integers
+        )
+
+    def evaluate(self, bound: Bound) -> Verdict:
+        """Ask the policy about a bound call."""
+        if bound.tool == CANARY_TOOL:
+            return Verdict(Status.USER_APPROVAL, reason="self-test", requirements=(Requirement(),), rules=("selftest",))
+        tool_policy = None if bound.spec is None else bound.spec.policy
+        return self.policy.evaluate(bound.policy_input(), tool_policy=tool_policy, resolve=resolve)
+
+    # -- the store -----------------------------------------------------------------------------------------------
+
+    def read(
+        self, tenant: str, *, request_id: str | None = None, identity: bytes | None = None,
+        spend_key: bytes | None = None,
+    ) -> Reading:
+        """Load control row, request and events in one go and verify them all before any column is believed."""
+        if request_id is not None and type(request_id) is not str:
+            raise InvalidApprovalError("There is no such request.", detail="unknown")
+        # What this process knew before it read: what its other threads write meanwhile is no loss.
+        known = self._versions.get(tenant, 0), 0 if spend_key is None else self._remembered.get(spend_key, 0)
+        loaded = self.store.load(tenant, request_id=request_id, identity=identity, spend_key=spend_key)
+        control = self._control(loaded, tenant)
+        self._check_memory(loaded, control, *known)
+        record = None
+        if loaded.request is not None:
+            try:
+                record = self.verify(loaded.request, loaded.events, loaded.now)
+            except (KeyRevokedError, InvalidApprovalError) as error:
+                if identity is None or error.detail not in ("compromised", "destroyed", "epoch"):
+                    raise
+                # What a revoked key or another epoch signed is void: the same call may be asked again, as if it never
+                # had been. A spent call stays spent, by its spend key.
+        generation = 0 if loaded.request is None else loaded.request.generation + 1
+        return Reading(loaded.now, control, record, generation, loaded.spent)
+
+    def _control(self, loaded: Loaded, tenant: str) -> controls.Control:
+        """Return the verified control row. The same bytes under the same keys are not verified twice."""
+        row, generation = loaded.control, self.signer.keyring.generation
+        known = self._controls.get(tenant)
+        if known is not None and row is not None and not loaded.control_overtaken and known[:2] == (row, generation):
+            return known[2]
+        control = controls.verify(
+            row, tenant=tenant, overtaken=loaded.control_overtaken, signer=self.signer, now=loaded.now
+        )
+        if row is not None:
+            if len(self._controls) > 1_000:
+                self._controls.clear()
+            self._controls[tenant] = (row, generation, control)
+        return control
+
+    def verify(self, row: Any, events: Any, now: int, *, any_earlier_epoch: bool = False) -> records.Record:
+        """Verify one request with its events (see `records.verify`)."""
+        return records.verify(
+            row, events, signer=self.signer, sealer=self.sealer, now=now, any_earlier_epoch=any_earlier_epoch
+        )
+
+    def _check_memory(self, loaded: Loaded, control: controls.Control, seen: int, spent_until: int) -> None:
+        """A process notices when what it wrote itself is gone: a claim it made, a control row it saw."""
+        if control.version < seen or (spent_until > loaded.now and not loaded.spent):
+            raise _lost()
+        if control.version > seen:
+            with self._lock:
+                self._versions[control.tenant] = max(control.version, self._versions.get(control.tenant, 0))
+
+    def demand_spent(self, tenant: str, spend_key: bytes, now: int) -> None:
+        """Raise if this process remembers a claim that is gone from the store.
+
+        `read` does it for calls with a tool-call id. The key of a deny-and-retry call is over its request id, which is
+        not known before; what another thread claimed since that reading is in the store by now, and no loss.
+        """
+        if self._remembered.get(spend_key, 0) > now and not self.store.load(tenant, spend_key=spend_key).spent:
+            raise _lost()
+
+    def remember(self, spend_key: bytes, until: int, now: int) -> None:
+        """Remember a spent key until its execute-by, to notice a rolled-back store."""
+        with self._lock:
+            if len(self._remembered) >= self._prune_at:
+                self._remembered = {key: end for key, end in self._remembered.items() if end > now}
+                self._prune_at = max(REMEMBERED, 2 * len(self._remembered))
+            self._remembered[spend_key] = until
+
+    def change_control(self, tenant: str, change: Any, *, by: str, reason: str | None) -> controls.Control:
+        """Apply ``change`` to the verified control row of a tenant, atomically; tries again after a lost race."""
+        for _ in range(ROUNDS):
+            reading = self.read(tenant)
+            new = change(reading.control)
+            steps = controls.steps_to_replace(
+                reading.control, new, by=by, reason=reason, signer=self.signer, now=reading.now
+            )
+            if self.store.write(steps, self.sealer) is not None:
+                return self.read(tenant).control
+        raise busy()
+
+    # -- refusals ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def refusals(self, event: str, *, tenant: object, **facts: Any) -> Iterator[None]:
+        """Audit every refusal that leaves the block, with its exact code, before it reaches the caller.
+
+        Raises:
+            AuditUnavailableError: from the refusal, when it cannot be audited. The tool does not run either way.
+            StoreRolledBackError: likewise, when the writer finds that its last event is gone.
+        """
+        try:
+            yield
+        except (RefusedError, CanonicalizationError, DecisionError, StoreRolledBackError) as refusal:
+            suppressed = self.limiter.admit(refusal.code)
+            if suppressed is not None:
+                try:
+                    self._write_refusal(event, tenant, refusal, suppressed, facts)
+                except UnavailableError as error:
+                    if isinstance(refusal, UnavailableError):
+                        raise refusal from error
+                    if isinstance(error, StoreRolledBackError):
+                        raise error from refusal
+                    raise AuditUnavailableError(
+                        "A refusal could not be written to the audit log. Check the store.", refused=refusal.code
+                    ) from refusal
+            raise
+
+    def _write_refusal(
+        self, event: str, tenant: object, refusal: HitlGuardError, suppressed: int, facts: dict[str, Any]
+    ) -> None:
+        shown = {name: _short(value) for name, value in facts.items()}
+        body = audit.body(code=refusal.code, detail=refusal.detail, suppressed=suppressed, **shown)
+        named = tenant if isinstance(tenant, str) and _short(tenant) == tenant else ""
+        for _ in range(ROUNDS):
+            if self.store.write([Append(Draft(event, named, self.store.now(), body))], self.sealer) is not None:
+                return
+        raise busy()
+
+
+def busy() -> UnavailableError:
+    """Return the error of an operation that lost every race it ran."""
+    return UnavailableError("Too many simultaneous changes of one record; try again.", detail="busy")
+
+
+def _lost() -> StoreRolledBackError:
+    return StoreRolledBackError(
+        "The store lost something that this process saw in it: an old copy was put back, or events were deleted. "
+        "Stop, then run 'hitl-guard audit verify'.", detail="memory",
+    )
+
+
+def new_id() -> str:
+    """Return 128 random bits as 22 characters of base64url; none starts with '-', which a shell takes for an option."""
+    while (text := secrets.token_urlsafe(16)).startswith("-"):
+        continue
+    return text
+
+
+def _calls(turn: object) -> tuple[ToolCall, ...]:
+    if not isinstance(turn, (tuple, list)) or not all(isinstance(one, ToolCall) for one in turn):
+        raise CanonicalizationError("A call's turn must be a tuple of tool calls.", detail="type")
+    return tuple(turn)
+
+
+def _plain(context: object) -> dict[str, Any]:
+    if not isinstance(context, Mapping):
+        raise CanonicalizationError("A call's context must be a mapping.", detail="type")
+    return dict(context)
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise CanonicalizationError("'occurrence' must be an integer from 0.", detail="type")
+    return value
+
+
+def _short(value: object) -> str | None:
+    """Return an id for the audit log: short, well-formed text, or None."""
+    if not isinstance(value, str):
+        return None
+    return value.encode("utf-8", "replace")[:128].decode("utf-8", "ignore") or None

@@ -1,0 +1,129 @@
+"""Lists of open requests: pages of verified views, and what could not be verified named beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .. import audit, fingerprint, signing
+from ..errors import ConfigurationError, InvalidApprovalError, InvalidSignatureError, StoreRolledBackError
+from ..models import ApprovalRequest, check_optional
+from ..rows import Draft, EventRow, RequestRow
+from ..store.base import Append
+from .ask import ending
+from .desk import Desk
+from .record import Record, to_request
+from .state import STATES
+
+MAX_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A listed request that is refused: its id, the error code, and the key id that it names (unverified)."""
+
+    request_id: str
+    code: str
+    key_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of open requests, the most urgent first.
+
+    Attributes:
+        damaged: Listed requests that did not verify; they can only be asked again.
+        next: Hand it in as ``after`` for the next page; None at the end.
+    """
+
+    requests: tuple[ApprovalRequest, ...]
+    damaged: tuple[Damaged, ...]
+    next: str | None
+
+    def __iter__(self) -> Iterator[ApprovalRequest]:
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __getitem__(self, index: int) -> ApprovalRequest:
+        return self.requests[index]
+
+
+def listed(
+    desk: Desk, *, tenant: str | None, run_id: str | None, states: Sequence[str], limit: int, after: str | None
+) -> Page:
+    """Return one page. ``states`` are those that a request must read as now.
+
+    Raises:
+        ConfigurationError: a filter is of the wrong type, or a state is unknown.
+    """
+    if isinstance(states, str) or not set(states) <= STATES:
+        raise ConfigurationError(f"'states' is a list of these: {', '.join(sorted(STATES))}.")
+    if type(limit) is not int:
+        raise ConfigurationError("'limit' must be an integer.")
+    check_optional("tenant", tenant)
+    check_optional("run_id", run_id)
+    run = None if run_id is None or tenant is None else fingerprint.run_digest(tenant, run_id)
+    size = max(1, min(limit, MAX_PAGE))
+    rows = desk.store.open_requests(tenant=tenant, limit=size, after=_cursor(after), run=run)
+    now = desk.store.now()
+    good: list[ApprovalRequest] = []
+    damaged: list[Damaged] = []
+    for _, row, events in rows:
+        found = _verified(desk, row, events, now)
+        if isinstance(found, Damaged):
+            damaged.append(found)
+            continue
+        # The list is a cache that somebody may have edited: what was signed says whose request it is.
+        scope = found.envelope.scope
+        if found.state in states and tenant in (None, scope.tenant) and run_id in (None, scope.run):
+            good.append(to_request(found))
+    following = f"{rows[-1][0]}:{rows[-1][1].id}" if len(rows) == size else None
+    return Page(tuple(good), tuple(damaged), following)
+
+
+def _cursor(text: str | None) -> tuple[int, str] | None:
+    if text is None:
+        return None
+    position, _, request_id = text.partition(":")
+    if not (position.isascii() and position.isdigit() and len(position) < 17 and 0 < len(request_id) < 65):
+        raise ConfigurationError("'after' must be the 'next' of an earlier page.")
+    return int(position), request_id
+
+
+def sweep(desk: Desk, *, limit: int) -> int:
+    """Write down what reads as over already: expired requests, and claims whose worker never reported (in doubt)."""
+    now, done = desk.store.now(), 0
+    after: tuple[int, str] | None = None
+    while done < limit and (rows := desk.store.open_requests(tenant=None, limit=MAX_PAGE, after=after)):
+        after = rows[-1][0], rows[-1][1].id
+        for _, row, events in rows:
+            if done >= limit:
+                break
+            found = _verified(desk, row, events, now)
+            if isinstance(found, Record) and found.state != found.stored_state:
+                done += desk.store.write([_overdue(found, now)], desk.sealer) is not None
+    return done
+
+
+def _overdue(record: Record, now: int) -> Append:
+    if record.state == "expired":
+        return ending(record, "request:expired", now)
+    body = audit.body(claim=record.claim_id, detail="overdue", request=record.digest)
+    draft = Draft("call:in_doubt", record.row.tenant, now, body, record.row.id, record.version + 1)
+    return Append(draft, previous_mac=record.last)
+
+
+def _verified(desk: Desk, row: RequestRow, events: Sequence[EventRow], now: int) -> Record | Damaged:
+    try:
+        return desk.verify(row, events, now)
+    except (InvalidSignatureError, InvalidApprovalError, StoreRolledBackError) as error:
+        return Damaged(row.id, error.code, _key_id(row))
+
+
+def _key_id(row: RequestRow) -> str | None:
+    try:
+        return signing.unverified_key_id(row.envelope)
+    except InvalidApprovalError:
+        return None

@@ -1,0 +1,126 @@
+"""Who may decide, and when the votes are enough."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ..envelope import Vote
+from ..errors import NotAuthorisedError, UnavailableError
+from ..models import Principal, Requirement, check_text
+
+
+class Directory(Protocol):
+    """Answers what a principal may do *now*. Needed where a rule says ``recheck_approvers``."""
+
+    def roles_of(self, tenant: str, principal_id: str) -> Sequence[str] | None:
+        """Return the person's roles, or None when the person is unknown or disabled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parties:
+    """Who stands behind a call, as folded names: the requester's side, and the agent's own."""
+
+    requester: frozenset[str]
+    agent: frozenset[str]
+
+
+def folded(names: Iterable[str]) -> frozenset[str]:
+    """Return names as they are compared for self-approval: compatibility caseless (Unicode D146), no outer space."""
+    return frozenset(_caseless(name).strip() for name in names)
+
+
+def _caseless(name: str) -> str:
+    # Folding undoes what normalising did (and the reverse) for some Greek letters; hence twice, as Unicode says.
+    once = unicodedata.normalize("NFKC", unicodedata.normalize("NFD", name).casefold())
+    return unicodedata.normalize("NFKC", once.casefold())
+
+
+def parties(user: str | Principal, agent: str | Principal | None) -> Parties:
+    """Return who asked: the user with every alias and the agent's owner on one side, the agent on the other."""
+    requester = list(user.names() if isinstance(user, Principal) else (user,))
+    own: tuple[str, ...] = ()
+    if isinstance(agent, Principal):
+        own = (agent.id, *agent.aliases)
+        requester += [] if agent.owner is None else [agent.owner]
+    elif agent is not None:
+        own = (agent,)
+    return Parties(folded(requester), folded(own))
+
+
+def objection(need: Requirement, who: Parties, vote: Vote) -> str | None:
+    """Return why this vote does not count for this requirement (a detail slug), or None when it counts."""
+    names = frozenset(vote.names)
+    if vote.automatic:
+        return "automatic"
+    if vote.kind != "human":
+        return "kind"
+    if names & who.agent or (names & who.requester and not need.self_approval):
+        return "self-approval"
+    # A role that is named like a user's entry stands for nobody.
+    roles = {role for role in vote.roles if not role.startswith("user:")}
+    if need.approvers and not {f"user:{vote.approver}", *roles} & set(need.approvers):
+        return "role"
+    if need.channels and vote.channel not in need.channels:
+        return "channel"
+    return None
+
+
+def entitled(needs: Sequence[Requirement], who: Parties, vote: Vote) -> None:
+    """Raise `NotAuthorisedError` unless the vote counts for a requirement and breaks no rule on self-approval."""
+    slugs = [objection(need, who, vote) for need in needs]
+    if "self-approval" in slugs:
+        raise NotAuthorisedError("Nobody may decide the own request; ask another person.", detail="self-approval")
+    if all(slugs):
+        slug = next((item for item in slugs if item), "role")
+        raise NotAuthorisedError("You have no right to decide this request.", detail=slug)
+
+
+def met(needs: Sequence[Requirement], who: Parties, votes: Sequence[Vote]) -> bool:
+    """Whether every requirement has its quorum of distinct people. No requirement at all is not met."""
+    return bool(needs) and all(_people(need, who, votes) >= need.quorum for need in needs)
+
+
+def _people(need: Requirement, who: Parties, votes: Sequence[Vote]) -> int:
+    counted: list[frozenset[str]] = []
+    for vote in votes:
+        names = frozenset(vote.names)
+        if vote.approve and objection(need, who, vote) is None and not any(names & other for other in counted):
+            counted.append(names)
+    return len(counted)
+
+
+def check_decisions(
+    needs: Sequence[Requirement], who: Parties, votes: Sequence[Vote], *, automatic: bool, directory: Directory | None
+) -> None:
+    """Check the votes of a grant once more, at the claim.
+
+    Args:
+        automatic: The policy approves this call by itself now, so its recorded automatic decision counts.
+
+    Raises:
+        NotAuthorisedError: ``detail`` quorum, or role when an approver lost the right since.
+        UnavailableError: the directory failed to answer.
+    """
+    if any(vote.automatic for vote in votes):
+        if automatic:
+            return
+        raise NotAuthorisedError("The policy no longer approves this by itself; ask again.", detail="automatic")
+    if not met(needs, who, votes):
+        raise NotAuthorisedError("The recorded decisions are not enough; ask again.", detail="quorum")
+    again = any(need.recheck_approvers for need in needs)
+    if again and not met(needs, who, [_as_of_now(vote, directory) for vote in votes]):
+        raise NotAuthorisedError("An approver has lost the right to approve this; ask again.", detail="role")
+
+
+def _as_of_now(vote: Vote, directory: Directory | None) -> Vote:
+    try:
+        found = None if directory is None else directory.roles_of(vote.tenant, vote.approver)
+        roles = None if found is None else tuple(check_text("role", role) for role in found)
+    except Exception as error:
+        raise UnavailableError("The directory did not answer; try again.", detail="directory") from error
+    if roles is None:
+        raise NotAuthorisedError("An approver is disabled or unknown by now; ask again.", detail="role")
+    return replace(vote, roles=roles)

@@ -1,0 +1,99 @@
+"""After the claim: what became of the call, and what an operator does when nobody knows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .. import audit
+from ..errors import (
+    ConfigurationError,
+    ConsumedError,
+    InDoubtError,
+    InvalidApprovalError,
+    NotAuthorisedError,
+)
+from ..models import Permit, Principal
+from ..rows import Draft
+from ..store.base import Append, Step
+from .desk import ROUNDS, Desk, busy
+from .record import Record
+from .rights import folded
+
+Outcome = Literal["succeeded", "failed", "in_doubt"]
+Resolution = Literal["succeeded", "failed", "abandoned"]
+
+
+def settle(desk: Desk, permit: Permit, outcome: str, detail: str | None) -> None:
+    """Record the outcome of a claimed call, once, by the claim's holder. A permit that spent nothing has none.
+
+    Raises:
+        ConsumedError: it was settled or resolved before (``detail`` settled).
+        StoreUnavailableError: it could not be recorded; the call then reads as in doubt.
+    """
+    if outcome not in ("succeeded", "failed", "in_doubt"):
+        raise ConfigurationError("An outcome is 'succeeded', 'failed' or 'in_doubt'.")
+    if permit.request_id is None:
+        return
+    tenant, version = permit.scope.tenant, permit.version + 1
+    body = audit.body(claim=permit.claim_id, detail=detail, request=permit.record_digest)
+    for _ in range(ROUNDS):
+        draft = Draft(f"call:{outcome}", tenant, desk.store.now(), body, permit.request_id, version)
+        step = Append(draft, previous_mac=permit.last, unlist=outcome != "in_doubt")
+        if desk.store.write([step], desk.sealer) is not None:
+            return
+        # Nothing was written: another outcome was faster, or (a deadlock that the database broke) nothing at all.
+        stored = desk.store.load(tenant, request_id=permit.request_id).events
+        if any((event.version or 0) >= version for event in stored):
+            raise ConsumedError("This call's outcome was recorded before.", detail="settled")
+    raise busy()
+
+
+def resolve(
+    desk: Desk, request_id: str, by: Principal, outcome: str, reason: str, *, force: bool
+) -> str:
+    """Close a call whose outcome is unknown, as an operator. Returns the final state.
+
+    "Not executed" (``failed``) does not revive the grant: a new request is needed.
+
+    Raises:
+        NotAuthorisedError: no operator role, or the requester's own call.
+        InDoubtError: the worker may still live (``detail`` running): wait, or use ``force``.
+        InvalidApprovalError: nothing of this request is in doubt.
+    """
+    if outcome not in ("succeeded", "failed", "abandoned"):
+        raise ConfigurationError("A resolution is 'succeeded', 'failed' or 'abandoned'.")
+    if not isinstance(by, Principal) or not reason:
+        raise ConfigurationError("A resolution needs a named principal and a reason.")
+    for _ in range(ROUNDS):
+        reading = desk.read(by.tenant, request_id=request_id)
+        record = reading.record
+        if record is None:
+            raise InvalidApprovalError("There is no such request.", detail="unknown")
+        _may_resolve(desk, by, record, force)
+        facts = {"by": by.id, "claim": record.claim_id, "forced": force, "reason": reason, "request": record.digest}
+        steps: list[Step] = []
+        version, last = record.version, record.last
+        if record.stored_state == "executing":
+            draft = Draft(
+                "call:in_doubt", by.tenant, reading.now, audit.body(**facts), request_id, version + 1
+            )
+            steps.append(Append(draft, previous_mac=last))
+            version, last = version + 1, None
+        draft = Draft(f"call:{outcome}", by.tenant, reading.now, audit.body(**facts), request_id, version + 1)
+        steps.append(Append(draft, previous_mac=last, unlist=True))
+        if desk.store.write(steps, desk.sealer) is not None:
+            return outcome
+    raise busy()
+
+
+def _may_resolve(desk: Desk, by: Principal, record: Record, force: bool) -> None:
+    if desk.settings.operator_role not in by.roles or by.kind == "agent":
+        raise NotAuthorisedError(
+            f"Resolving needs the role '{desk.settings.operator_role}'.", detail="role"
+        )
+    if folded(by.names()) & (record.details.parties.requester | record.details.parties.agent):
+        raise NotAuthorisedError("The requester cannot resolve the own call.", detail="self-approval")
+    if record.state == "executing" and not force:
+        raise InDoubtError("The worker may still be running; wait, or force it with a reason.", detail="running")
+    if record.state not in ("executing", "in_doubt"):
+        raise InvalidApprovalError("Nothing of this request is in doubt.", detail=record.state)

@@ -1,0 +1,111 @@
+"""What operators do at night: policies that must be in force, revoked keys, restored backups, and going on again."""
+
+from __future__ import annotations
+
+import pytest
+
+from hitl_guard import clock
+from hitl_guard.errors import ConfigurationError
+from hitl_guard.keyring import Keyring, revoked
+from hitl_guard.lifecycle.ledger import verify
+from hitl_guard.models import Principal
+from tests.support import BOB, OPERATOR, POLICY, World, document
+
+
+def test_only_nodes_with_the_activated_policy_run_gated_calls(world: World) -> None:
+    call, _ = world.grant()
+    behind = world.another(policy=document(POLICY + "# older\n"))
+    world.guard.activate_policy(world.guard.policy_version, by=OPERATOR)
+
+    with behind.refused("policy-changed", "node"):
+        behind.run(behind.call())
+    assert world.run(call) == "done"
+
+    world.guard.activate_policy(None, by=OPERATOR)
+    assert behind.ask(behind.call(call_id="later")).state == "pending"
+
+
+@pytest.mark.parametrize("by", [BOB, Principal("olga", kind="agent", roles=("operator",))])
+def test_nobody_but_an_operator_changes_the_control_row(world: World, by: Principal) -> None:
+    with pytest.raises(ConfigurationError):
+        world.guard.activate_policy(None, by=by)
+
+
+def test_an_operator_pauses_the_own_tenant_only(world: World) -> None:
+    world.guard.pause(by=Principal("oskar", tenant="other", roles=("operator",)))
+
+    call, _ = world.grant()
+
+    assert world.run(call) == "done"
+
+
+def test_after_a_revocation_the_same_call_can_be_asked_again(world: World) -> None:
+    call, request = world.grant()
+    ring, _ = revoked(world.keyring, request.key_id, now=clock.epoch_ms())
+    node = world.another(keyring=ring)
+
+    with node.refused("key-revoked"):
+        node.run(call, request_id=request.id)
+    with node.refused("paused", "restored"):
+        node.guard.authorize(call)
+    node.guard.resume(by=OPERATOR)
+    again = node.ask(call)
+    node.approve(again)
+
+    assert again.id != request.id
+    assert node.run(call) == "done"
+    assert [damaged.code for damaged in node.guard.pending().damaged] == ["key-revoked"]
+
+
+def test_what_a_revoked_key_signed_is_void_for_the_audit_and_no_fault(world: World) -> None:
+    _, request = world.grant()
+    ring, _ = revoked(world.keyring, request.key_id, now=clock.epoch_ms())
+
+    report = verify(world.another(keyring=ring).guard._desk)
+
+    assert report.findings == ()
+    assert {finding.code for finding in report.void} == {"key-revoked"}
+
+
+def test_a_call_that_was_spent_before_its_key_was_revoked_stays_spent(world: World) -> None:
+    call, request = world.grant()
+    world.run(call)
+    ring, _ = revoked(world.keyring, request.key_id, now=clock.epoch_ms())
+    node = world.another(keyring=ring)
+    node.guard.resume(by=OPERATOR)
+
+    with node.refused("consumed", "spent"):
+        node.run(call)
+    with node.refused("consumed", "spent"):
+        node.guard.request(call)
+
+
+def test_after_a_restore_what_was_pending_is_asked_again(world: World) -> None:
+    call, request = world.grant()
+    node = world.another(keyring=Keyring(world.keyring.keys, epoch=2))
+
+    with node.refused("invalid-approval", "epoch"):
+        node.run(call, request_id=request.id)
+    with node.refused("paused", "restored"):
+        node.guard.authorize(call)
+    node.guard.resume(by=OPERATOR)
+
+    assert node.ask(call).id != request.id
+    assert verify(node.guard._desk).findings == ()
+
+
+def test_a_node_that_still_has_the_old_epoch_runs_nothing_after_a_restore(world: World) -> None:
+    world.grant()
+    world.another(keyring=Keyring(world.keyring.keys, epoch=2)).guard.resume(by=OPERATOR)
+
+    with world.refused("invalid-approval", "epoch"):
+        world.guard.authorize(world.call(call_id="new"))
+
+
+def test_without_an_active_key_a_guard_does_not_start(world: World) -> None:
+    ended = Keyring([key.changed(deactivates_at=clock.epoch_ms() - 1000) for key in world.keyring.keys])
+
+    with pytest.raises(ConfigurationError) as error:
+        world.another(keyring=ended)
+
+    assert error.value.detail == "no-key"
