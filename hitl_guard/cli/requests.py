@@ -1,0 +1,287 @@
+"""`hitl-guard requests`: what waits for a person, and the person's answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import CanonicalizationError, DecisionError
+from ._common import Duration, Setup, counted, json_option, say, say_json, setup_options
+
+if TYPE_CHECKING:
+    from ..guard import Guard
+    from ..lifecycle.listing import Damaged
+    from ..models import ApprovalRequest
+
+_STATES = ("pending", "approved", "executing", "in_doubt")
+_TYPED = 8
+"""Digits of the fingerprint that a person types to confirm."""
+_DASHED_ID = re.compile(r"-[A-Za-z0-9_-]{21}")
+_FEWEST = 16
+"""Digits of a fingerprint that ``--fingerprint`` needs at least."""
+
+
+def _digits(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not (_FEWEST <= len(value) <= 64 and set(value) <= set("0123456789abcdef")):
+        raise click.BadParameter(f"give what `requests show` printed: {_FEWEST} to 64 hex digits", ctx, param)
+    return value
+
+
+class _WithId(click.Command):
+    """A command about one request: an id may start with a dash, and is no option then."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put a space before such an id, which no id has; the argument takes it away again."""
+        return super().parse_args(ctx, [f" {arg}" if _DASHED_ID.fullmatch(arg) else arg for arg in args])
+
+
+_fingerprint = click.option("--fingerprint", metavar="HEX", callback=_digits,
+                            help=f"The one that was shown, or its first {_FEWEST} digits or more.")
+_request_id = click.argument("request_id", metavar="ID", callback=lambda _ctx, _param, value: value.strip())
+
+
+@click.group()
+def requests() -> None:
+    """List, show and decide approval requests.
+
+    The command line trusts whoever runs it: with keys and database at hand, --as is a statement, not a proof.
+    """
+
+
+@requests.command("list")
+@setup_options()
+@click.option("--all-tenants", is_flag=True, help="List every tenant's requests.")
+@click.option("--run", "run_id", metavar="ID", help="Only those of this run.")
+@click.option("--state", "states", multiple=True, type=click.Choice([*_STATES, "all"]), default=["pending"],
+              show_default=True, help="Only those in this state. Repeatable.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many at most.")
+@json_option
+def list_(
+    setup: Setup, all_tenants: bool, run_id: str | None, states: tuple[str, ...], limit: int, as_json: bool
+) -> None:
+    """List open requests, the most urgent first. The arguments stand in `requests show ID`, complete."""
+    wanted = _STATES if "all" in states else states
+    with setup.store() as store:
+        tenant = None if all_tenants else setup.tenant
+        found, damaged, more = _collect(setup.guard(store), tenant, run_id, wanted, limit)
+        now = store.now()
+    if as_json:
+        from ..render import request_json
+
+        say_json({
+            "damaged": [dataclasses.asdict(one) for one in damaged], "more": more, "now": now,
+            "requests": [request_json(request) for request in found],
+        })
+        return
+    for request in found:
+        say(_line(request, now))
+    for one in damaged:
+        say(_damaged_line(one))
+    if not found and not damaged:
+        say("Nothing waits.")
+    if more:
+        click.echo("There are more; see --limit.", err=True)
+
+
+def _collect(
+    guard: Guard, tenant: str | None, run_id: str | None, states: tuple[str, ...], limit: int
+) -> tuple[list[ApprovalRequest], list[Damaged], bool]:
+    """Return up to ``limit`` requests, the damaged ones met on the way, and whether there are more."""
+    found: list[ApprovalRequest] = []
+    damaged: list[Damaged] = []
+    after: str | None = None
+    while True:
+        page = guard.pending(tenant=tenant, run_id=run_id, states=states, limit=500, after=after)
+        found += page
+        damaged += page.damaged
+        after = page.next
+        if after is None or len(found) > limit:
+            return found[:limit], damaged, len(found) > limit
+
+
+def _line(request: ApprovalRequest, now: int) -> str:
+    from ..render import escape, left, utc
+
+    until = request.decide_by if request.state == "pending" else request.execute_by
+    when = "" if until is None else f"  until {utc(until)} ({left(until, now)})"
+    votes = f"  {counted(len(request.votes), 'decision')}" if request.votes else ""
+    return (
+        f"{escape(request.id)}  {escape(request.state)}{when}  {escape(request.tool)}  for {escape(request.user)} in "
+        f"{escape(request.tenant)}  run {escape(request.run_id)}{votes}"
+    )
+
+
+def _damaged_line(one: Damaged) -> str:
+    from ..render import escape
+
+    key = "" if one.key_id is None else f", key {escape(one.key_id)}"
+    return f"{escape(one.request_id)}  damaged ({escape(one.code)}{key}): it must be asked again"
+
+
+@requests.command(cls=_WithId)
+@setup_options()
+@_request_id
+@json_option
+def show(setup: Setup, request_id: str, as_json: bool) -> None:
+    """Show one request: its complete arguments first, with every unseen character as an escape."""
+    from ..render import request_json, request_text
+
+    with setup.store() as store:
+        request = setup.guard(store).get(request_id, tenant=setup.tenant)
+        now = store.now()
+    if as_json:
+        say_json({"now": now, "request": request_json(request)})
+    else:
+        say(request_text(request, now=now).rstrip("\n"))
+
+
+@requests.command(cls=_WithId)
+@setup_options(policy=True, actor=True)
+@_request_id
+@_fingerprint
+@click.option("--edit", metavar="FILE", type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+              help="Approve the arguments in this file (- is stdin) instead.")
+@click.option("--execute-within", type=Duration(), help="Shorten the time to run, e.g. 5m.")
+@click.option("--reason", metavar="TEXT", help="Kept with the decision.")
+def approve(
+    setup: Setup, request_id: str, fingerprint: str | None, edit: str | None, execute_within: int | None,
+    reason: str | None,
+) -> None:
+    """Approve a request.
+
+    Without --fingerprint the whole request is shown first, and the first digits of its fingerprint are asked for.
+    """
+    from ..render import escape, utc
+
+    if edit == "-" and fingerprint is None:
+        raise click.UsageError("With --edit - give --fingerprint too: stdin cannot be both file and answer.")
+    arguments = None if edit is None else _content(edit)
+    with setup.store() as store:
+        guard = setup.guard(store, deciding=True)
+        request = guard.get(request_id, tenant=setup.tenant)
+        shown = _confirmed(request, arguments, store.now()) if fingerprint is None else _full(request, fingerprint)
+        decision = guard.decide(
+            request.id, approver=setup.principal(), approve=True, fingerprint=shown, reason=reason, arguments=arguments,
+            channel="cli", execute_within=execute_within,
+        )
+        made = guard.get(decision.request_id, tenant=setup.tenant)
+    if made.id != request.id:
+        say(f"Request {escape(made.id)} took the place of {escape(request.id)}, with the edited arguments.")
+    if decision.state == "approved" and made.execute_by is not None:
+        say(f"Approved {escape(made.id)} ({made.fingerprint}); it may run until {utc(made.execute_by)}.")
+    else:
+        say(f"Recorded for {escape(made.id)} ({made.fingerprint}); the request is {escape(decision.state)}.")
+
+
+def _content(path: str) -> bytes:
+    with click.open_file(path, "rb") as file:
+        content: bytes = file.read()
+    return content
+
+
+def _full(request: ApprovalRequest, given: str) -> str:
+    """Return the whole fingerprint for its first digits; one that does not fit stays as it is, and is refused."""
+    return request.fingerprint if request.fingerprint.startswith(given) else given
+
+
+def _confirmed(request: ApprovalRequest, edited: bytes | None, now: int) -> str:
+    """Show the request, and return its fingerprint when the person types how it starts.
+
+    Raises:
+        DecisionError: something else was typed.
+    """
+    from .. import canonical
+    from ..render import arguments, request_text, warnings
+
+    say(request_text(request, now=now))
+    if edited is not None:
+        raw = canonical.canonicalize(canonical.parse(edited), exact=True)
+        say("These arguments are approved instead:\n" + arguments(raw))
+        for warning in warnings(raw):
+            say(f"  ! {warning}")
+    question = f"To approve, type the first {_TYPED} digits of the fingerprint"
+    typed: str = click.prompt(question, default="", show_default=False)
+    if typed.strip() != request.fingerprint[:_TYPED]:
+        raise DecisionError(
+            "Not approved: the fingerprint does not start with these digits.", code="args-mismatch", detail="typed"
+        )
+    return request.fingerprint
+
+
+@requests.command(cls=_WithId)
+@setup_options(policy=True, actor=True)
+@_request_id
+@_fingerprint
+@click.option("--reason", metavar="TEXT", help="The model gets it.")
+@click.option("--respond", metavar="JSON", help="The model gets this value in place of the tool's result.")
+def deny(setup: Setup, request_id: str, fingerprint: str | None, reason: str | None, respond: str | None) -> None:
+    """Deny a request."""
+    from ..render import escape
+
+    value = None if respond is None else _json_value(respond)
+    with setup.store() as store:
+        guard = setup.guard(store, deciding=True)
+        request = guard.get(request_id, tenant=setup.tenant)
+        shown = request.fingerprint if fingerprint is None else _full(request, fingerprint)
+        decision = guard.decide(
+            request.id, approver=setup.principal(), approve=False, fingerprint=shown, reason=reason, respond=value,
+            channel="cli",
+        )
+    say(f"Denied {escape(decision.request_id)}.")
+
+
+def _json_value(text: str) -> Any:
+    from .. import canonical
+
+    try:
+        value = canonical.parse(text)
+    except CanonicalizationError as error:
+        message = f"this is no strict JSON ({error.detail or error.code}); a text needs quotes"
+        raise click.BadParameter(message, param_hint="--respond") from error
+    if value is None:
+        raise click.BadParameter("null is no response; leave --respond out", param_hint="--respond")
+    return value
+
+
+@requests.command(cls=_WithId)
+@setup_options(actor=True)
+@_request_id
+@click.option("--reason", metavar="TEXT", help="Kept in the audit log.")
+def revoke(setup: Setup, request_id: str, reason: str | None) -> None:
+    """Withdraw an open request, also an approved one that has not run."""
+    from ..render import escape
+
+    with setup.store() as store:
+        setup.guard(store).revoke(request_id, by=setup.principal(), reason=reason)
+    say(f"Revoked {escape(request_id)}.")
+
+
+@requests.command(cls=_WithId)
+@setup_options(actor=True)
+@_request_id
+@click.argument("outcome", type=click.Choice(["succeeded", "failed", "abandoned"]))
+@click.option("--reason", metavar="TEXT", required=True, help="How you know. Kept in the audit log.")
+@click.option("--force", is_flag=True, help="Even while the worker may still be running.")
+def resolve(setup: Setup, request_id: str, outcome: str, reason: str, force: bool) -> None:
+    """Close a call whose outcome nobody knows. Needs --role operator.
+
+    None of the outcomes revives the grant: to run the call again, it must be asked again.
+    """
+    from ..render import escape
+
+    with setup.store() as store:
+        state = setup.guard(store).resolve(request_id, outcome, by=setup.principal(), reason=reason, force=force)
+    say(f"Resolved {escape(request_id)}: {escape(state)}.")
+
+
+@requests.command()
+@setup_options(tenant=False)
+@click.option("--limit", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="How many at most.")
+def sweep(setup: Setup, limit: int) -> None:
+    """Write down what is overdue, of all tenants: requests that expired, calls without a receipt."""
+    with setup.store() as store:
+        number = setup.guard(store).sweep(limit=limit)
+    say(f"Recorded {counted(number, 'overdue request')}.")

@@ -1,0 +1,178 @@
+"""The signed arguments, laid out for people and complete, and what in them deserves a second look."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from .. import canonical as canonicals
+from ..errors import CanonicalizationError
+from .characters import ascii_only, escape, marked, visible
+
+LONG_TEXT = 1_000
+"""Characters from which on a text is pointed out as long."""
+
+_NAMED = 5
+# Possessive, so that a megabyte without a dot or an ending quote costs one pass.
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^\s"{}\[\],:]++')
+_HOST = re.compile(r"(?<![\w-])[\w-]++(?:[.\u3002\uff0e\uff61][\w-]++)++")
+_EAST_ASIAN = frozenset({"BOPOMOFO", "CJK", "HANGUL", "HIRAGANA", "IDEOGRAPHIC", "KATAKANA", "KATAKANA-HIRAGANA"})
+
+
+def arguments(canonical: bytes) -> str:
+    """Return the complete canonical arguments, indented for people; never cut.
+
+    It is JSON text that parses to the same value: every token stands as it was signed, but for hidden characters, which
+    are escaped (RFC 8259, section 7), and for the white space between tokens.
+
+    Args:
+        canonical: The bytes that were signed; anything but tokens of JSON without white space is refused.
+
+    Raises:
+        CanonicalizationError: these bytes are no such text.
+    """
+    parts: list[str] = []
+    depth = 0
+    before = ""
+    for piece in _tokens(canonical):
+        if piece in ("}", "]"):
+            depth -= 1
+        if before and not (before in "{[" and piece in "}]"):
+            # Empty brackets stay together; after a bracket or a comma, and before a closing bracket, a line ends.
+            if before in "{[," or piece in "}]":
+                parts.append("\n" + "  " * depth)
+            elif before == ":":
+                parts.append(" ")
+        parts.append(visible(piece))
+        depth += piece in ("{", "[")
+        before = piece
+    return "".join(parts)
+
+
+def _tokens(canonical: bytes) -> Iterator[str]:
+    try:
+        text = canonical.decode()
+    except UnicodeDecodeError as error:
+        raise _not_canonical() from error
+    end = 0
+    for found in _TOKEN.finditer(text):
+        if found.start() != end:
+            raise _not_canonical()
+        end = found.end()
+        yield found[0]
+    if end != len(text) or not text:
+        raise _not_canonical()
+
+
+def _not_canonical() -> CanonicalizationError:
+    return CanonicalizationError("These bytes are no canonical JSON text; they cannot be shown.", detail="syntax")
+
+
+def warnings(canonical: bytes) -> tuple[str, ...]:
+    """Return what a person should look at twice, as ``slug: sentence`` (at most one for each slug).
+
+    The slugs: ``hidden-characters`` (line breaks and tabs aside), ``non-nfc``, ``big-integer``, ``mixed-script-host``,
+    ``punycode-host``, ``long-text``.
+    """
+    texts = [text for text in (_text(piece) for piece in _tokens(canonical)) if text is not None]
+    hosts = list(dict.fromkeys(host for text in texts for host in _HOST.findall(text)))
+    found = [_hidden_warning(texts), *_flag_warnings(canonical), _mixed_warning(hosts), _punycode_warning(hosts),
+             _long_warning(texts)]
+    return tuple(warning for warning in found if warning is not None)
+
+
+def _text(token: str) -> str | None:
+    if token[0] != '"':
+        return None
+    try:
+        text: str = json.loads(token)
+    except ValueError as error:
+        raise _not_canonical() from error
+    return text
+
+
+def _hidden_warning(texts: Iterable[str]) -> str | None:
+    counts: Counter[str] = Counter()
+    for text in texts:
+        if not (text.isascii() and text.isprintable()):
+            counts.update(one for one, concealed in marked(_without_breaks(text)) if concealed)
+    if not counts:
+        return None
+    kinds = [f"U+{ord(one):04X} {number}x" for one, number in sorted(counts.items())]
+    return (
+        f"hidden-characters: shown as escapes, since they would be unseen or change how others are seen: "
+        f"{counts.total()} in all ({_listed(kinds)})."
+    )
+
+
+def _without_breaks(text: str) -> str:
+    """Return ``text`` with plain breaks and tabs replaced: they are escaped too, but nothing to warn of."""
+    return text.replace("\r\n", " ").replace("\n", " ").replace("\t", " ")
+
+
+def _flag_warnings(canonical: bytes) -> Iterator[str | None]:
+    flags = canonicals.flags(canonical)
+    yield (
+        "non-nfc: a text is not in Unicode's composed form (NFC): it can look like another text that has other bytes."
+        if "non-nfc" in flags else None
+    )
+    yield (
+        "big-integer: a whole number is beyond 2^53: other programs may round it; here every digit counts."
+        if "big-integer" in flags else None
+    )
+
+
+def _mixed_warning(hosts: Iterable[str]) -> str | None:
+    mixed = [(host, scripts) for host in hosts if len(scripts := _scripts(host)) > 1]
+    if not mixed:
+        return None
+    shown = _listed(f"{ascii_only(escape(host))} has {' and '.join(scripts)}" for host, scripts in mixed)
+    return f"mixed-script-host: the letters of a host name are of several alphabets ({shown})."
+
+
+def _scripts(host: str) -> list[str]:
+    """Return the alphabets of a host name, after the first word of its letters' Unicode names."""
+    words = {unicodedata.name(one, "UNKNOWN").split(" ")[0] for one in _decoded(host) or host if one.isalpha()}
+    return sorted({"EAST-ASIAN" if word in _EAST_ASIAN else word for word in words})
+
+
+def _punycode_warning(hosts: Iterable[str]) -> str | None:
+    encoded = [host for host in hosts if "xn--" in host.lower()]
+    if not encoded:
+        return None
+    shown = _listed(f"{ascii_only(escape(host))} reads {_reading(host)}" for host in encoded)
+    return f"punycode-host: a host name is spelled in punycode ({shown})."
+
+
+def _reading(host: str) -> str:
+    decoded = _decoded(host)
+    return "as nothing valid" if decoded is None else f"{escape(decoded)} = {ascii_only(escape(decoded))}"
+
+
+def _decoded(host: str) -> str | None:
+    """Return a host name with its punycode labels decoded (RFC 3492), or None when one of them is malformed."""
+    labels = []
+    for label in host.split("."):
+        if label.lower().startswith("xn--"):
+            try:
+                label = label[4:].encode("ascii").decode("punycode")
+            except (ValueError, OverflowError):
+                return None
+        labels.append(label)
+    return ".".join(labels)
+
+
+def _long_warning(texts: Iterable[str]) -> str | None:
+    lengths = [length for length in map(len, texts) if length >= LONG_TEXT]
+    if not lengths:
+        return None
+    return f"long-text: {len(lengths)} of the texts are long, up to {max(lengths)} characters; read each to its end."
+
+
+def _listed(items: Iterable[str]) -> str:
+    every = list(items)
+    more = f", and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
+    return ", ".join(every[:_NAMED]) + more

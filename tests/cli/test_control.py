@@ -1,0 +1,101 @@
+"""`hitl-guard control`: the kill switch, from a terminal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hitl_guard.errors import PausedError
+from hitl_guard.keyring import Keyring
+from tests.cli.site import Site, refusal, site
+
+__all__ = ["site"]
+
+OPERATOR = ("--role", "operator")
+
+
+def shown(site: Site, *options: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(site.run("control", "show", "--json", *options).stdout)
+    return data
+
+
+def test_a_tenant_without_a_control_row_has_nothing_paused(site: Site) -> None:
+    assert shown(site) == {"pauses": [], "policy": None, "restored": False, "tenant": "default", "version": 0}
+    assert site.run("control", "show", HITL_GUARD_POLICY=None).stdout == (
+        "No pause is set.\nControl row version 0; policy in force: as each host has it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "line", "pause"),
+    [
+        ((), "everything", "everything is paused", {"kind": "all", "name": ""}),
+        (("--tool", "refund"), "the tool refund", "tool refund is paused", {"kind": "tool", "name": "refund"}),
+        (("--agent", "bot\u202e"), "the agent bot\\u202e", "agent bot\\u202e is paused",
+         {"kind": "agent", "name": "bot\u202e"}),
+    ],
+)
+def test_a_pause_stops_the_next_call_until_it_is_resumed(
+    site: Site, target: tuple[str, ...], words: str, line: str, pause: dict[str, str]
+) -> None:
+    call = site.call(agent="bot\u202e")
+    request = site.ask(call)
+    site.run("requests", "approve", request.id, "--fingerprint", request.fingerprint)
+
+    paused = site.run("control", "pause", *target, *OPERATOR, "--reason", "incident", HITL_GUARD_POLICY=None)
+    state, text = shown(site), site.run("control", "show").stdout
+    with pytest.raises(PausedError):
+        site.guard().authorize(call)
+    resumed = site.run("control", "resume", *target, *OPERATOR)
+
+    assert (paused.exit_code, paused.stdout) == (0, f"Paused {words}.\n")
+    assert state["pauses"] == [pause]
+    assert text.splitlines()[0] == line
+    assert (resumed.exit_code, resumed.stdout) == (0, f"Resumed {words}.\n")
+    assert shown(site)["pauses"] == []
+    assert site.guard().authorize(call).request_id == request.id
+
+
+def test_a_pause_concerns_its_tenant_only(site: Site) -> None:
+    site.run("control", "pause", "--tenant", "acme", *OPERATOR)
+
+    assert shown(site)["pauses"] == []
+    assert shown(site, "--tenant", "acme")["pauses"] == [{"kind": "all", "name": ""}]
+    assert site.ask().state == "pending"
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_the_kill_switch_needs_the_operator_s_role(site: Site, verb: str) -> None:
+    result = site.run("control", verb, "--role", "clerk")
+
+    assert refusal(result).startswith("config-error")
+    assert "operator" in result.stderr
+    assert shown(site)["version"] == 0
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+@pytest.mark.parametrize("target", [("--tool", "a", "--agent", "b"), ("--tool", ""), ("--agent", "")])
+def test_an_unclear_target_is_wrong_usage(site: Site, verb: str, target: tuple[str, ...]) -> None:
+    assert site.run("control", verb, *target, *OPERATOR).exit_code == 2
+    assert shown(site)["version"] == 0
+
+
+def test_after_a_restore_everything_is_paused_until_an_operator_resumes(site: Site) -> None:
+    site.run("control", "pause", "--tool", "wire", *OPERATOR)
+    site.write_keys(Keyring(Keyring.from_file(site.keys).keys, epoch=2))
+
+    before, text = shown(site), site.run("control", "show").stdout
+    site.run("control", "resume", *OPERATOR)
+
+    assert (before["restored"], before["pauses"]) == (True, [{"kind": "tool", "name": "wire"}])
+    assert "another restore epoch" in text
+    assert (shown(site)["restored"], shown(site)["pauses"]) == (False, before["pauses"])
+
+
+def test_a_control_row_that_was_edited_is_refused(site: Site) -> None:
+    site.run("control", "pause", *OPERATOR)
+    site.tamper("DELETE FROM hitl_guard_control")
+
+    assert refusal(site.run("control", "show")) == "store-rolled-back: control"
