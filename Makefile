@@ -50,7 +50,7 @@ lint: $(STAMP) ## ruff, mypy, import rules, README and docstrings
 	$(VENV)/bin/lint-imports --no-cache
 	$(PYTHON) -m tests.readme
 
-check: lint coverage ## everything that must hold before a commit
+check: lint test ## everything that must hold before a commit
 
 bench: $(STAMP) ## print and write the benchmark ratios
 	$(PYTHON) -m benchmarks

@@ -34,9 +34,9 @@ class AsyncGuard:
         self.guard = Guard(**options) if guard is None else guard
 
     @classmethod
-    def from_env(cls, *args: Any) -> AsyncGuard:
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> AsyncGuard:
         """See `Guard.from_env`."""
-        return cls(guard=Guard.from_env(*args))
+        return cls(guard=Guard.from_env(environ))
 
     @property
     def policy_version(self) -> str:
@@ -72,9 +72,16 @@ class AsyncGuard:
         """See `Guard.settle`."""
         await offload(lambda: self.guard.settle(permit, outcome, detail), must_end=True)
 
-    async def decide(self, request_id: str, **decision: Any) -> Decision:
+    async def decide(
+        self, request_id: str, *, approver: Principal, approve: bool, fingerprint: str, reason: str | None = None,
+        arguments: Any = None, respond: Any = None, channel: str = "api", credential: str | None = None,
+        execute_within: int | None = None,
+    ) -> Decision:
         """See `Guard.decide`."""
-        return await offload(lambda: self.guard.decide(request_id, **decision))
+        return await offload(lambda: self.guard.decide(
+            request_id, approver=approver, approve=approve, fingerprint=fingerprint, reason=reason,
+            arguments=arguments, respond=respond, channel=channel, credential=credential, execute_within=execute_within,
+        ))
 
     async def revoke(self, request_id: str, *, by: Principal, reason: str | None = None) -> None:
         """See `Guard.revoke`."""
@@ -84,21 +91,30 @@ class AsyncGuard:
         """See `Guard.resolve`."""
         return await offload(lambda: self.guard.resolve(request_id, outcome, by=by, reason=reason, force=force))
 
-    async def pending(self, **filters: Any) -> Page:
+    async def pending(
+        self, *, tenant: str | None = "default", run_id: str | None = None, states: Sequence[str] = ("pending",),
+        limit: int = 50, after: str | None = None,
+    ) -> Page:
         """See `Guard.pending`."""
-        return await offload(lambda: self.guard.pending(**filters))
+        return await offload(
+            lambda: self.guard.pending(tenant=tenant, run_id=run_id, states=states, limit=limit, after=after)
+        )
 
     async def get(self, request_id: str, *, tenant: str = "default") -> ApprovalRequest:
         """See `Guard.get`."""
         return await offload(lambda: self.guard.get(request_id, tenant=tenant))
 
-    async def pause(self, **what: Any) -> None:
+    async def pause(
+        self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None
+    ) -> None:
         """See `Guard.pause`."""
-        await offload(lambda: self.guard.pause(**what))
+        await offload(lambda: self.guard.pause(by=by, tool=tool, agent=agent, reason=reason))
 
-    async def resume(self, **what: Any) -> None:
+    async def resume(
+        self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None
+    ) -> None:
         """See `Guard.resume`."""
-        await offload(lambda: self.guard.resume(**what))
+        await offload(lambda: self.guard.resume(by=by, tool=tool, agent=agent, reason=reason))
 
     async def activate_policy(self, version: str | None, *, by: Principal, reason: str | None = None) -> None:
         """See `Guard.activate_policy`."""
@@ -108,9 +124,12 @@ class AsyncGuard:
         """See `Guard.sweep`."""
         return await offload(lambda: self.guard.sweep(limit=limit))
 
-    def context(self, **scope: Any) -> AbstractContextManager[None]:
+    @staticmethod
+    def context(
+        *, user: str | Principal, run_id: str, tenant: str = "default", call_id: str | None = None, **more: Any
+    ) -> AbstractContextManager[None]:
         """See `Guard.context`."""
-        return self.guard.context(**scope)
+        return Guard.context(user=user, run_id=run_id, tenant=tenant, call_id=call_id, **more)
 
     @overload
     def tool(self, function: F, **options: Any) -> F: ...
@@ -122,9 +141,9 @@ class AsyncGuard:
         """See `Guard.tool`."""
         return self.guard.tool(function, **options)
 
-    def wrap(self, execute: Callable[..., Any], **options: Any) -> Any:
+    def wrap(self, execute: Callable[..., Any], *, pause: str = "raise", effect: str | None = None) -> Any:
         """See `Guard.wrap`."""
-        return self.guard.wrap(execute, **options)
+        return self.guard.wrap(execute, pause=pause, effect=effect)
 
     def seal(self, function: F, *, name: str | None = None) -> F:
         """See `Guard.seal`."""
@@ -141,7 +160,8 @@ class AsyncGuard:
     ) -> list[dict[str, Any]]:
         """See `Guard.run_tool_calls`; tools may be async."""
         turn = Turn(self.guard, messages, tools, user, run_id, tenant, agent, context, pause)
-        self.guard._desk.policy.check_tools({*tools, *self.guard._desk.tools})
+        self.guard._desk.know(tools)
+        self.guard._desk.check_names()
         for item in turn.items():
             start = caller(item.function, item.spec)
             with turn.answering(item) as result:

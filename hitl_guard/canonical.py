@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import json
 import sys
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -253,11 +252,9 @@ def parse(data: bytes | str, *, limits: Limits = DEFAULT_LIMITS) -> Any:
         raise _refused("type")
     if len(data) > limits.max_bytes:
         raise _refused("bytes")
-    try:
-        raw = data.encode() if isinstance(data, str) else data
-        text = raw.decode()
-    except UnicodeError as error:
-        raise _refused("text" if isinstance(error, UnicodeEncodeError) else "encoding") from error
+    raw, text, fault = _transcoded(data)
+    if fault:
+        raise _refused(fault)
     if len(raw) > limits.max_bytes:
         raise _refused("bytes")
     try:
@@ -268,6 +265,15 @@ def parse(data: bytes | str, *, limits: Limits = DEFAULT_LIMITS) -> Any:
     except (orjson.JSONDecodeError, CanonicalizationError):
         is_canonical = False
     return value if is_canonical else _parse_any(text, limits)
+
+
+def _transcoded(data: bytes | str) -> tuple[bytes, str, str]:
+    """Return bytes, text and a fault. What Python raises holds the whole text, so it ends here, not in our error."""
+    try:
+        raw = data.encode() if isinstance(data, str) else data
+        return raw, raw.decode(), ""
+    except UnicodeError as error:
+        return b"", "", "text" if isinstance(error, UnicodeEncodeError) else "encoding"
 
 
 def decode(data: bytes) -> Any:
@@ -290,15 +296,16 @@ def _parse_any(text: str, limits: Limits) -> Any:
         _inspect(value, limits, exact=False, big_integers=True)
         if "\\u" in body:
             json.dumps(value, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        raise _refused("syntax") from error
-    except UnicodeEncodeError as error:
-        raise _refused("text") from error
-    except ValueError as error:  # the host lowered Python's own limit (sys.set_int_max_str_digits)
-        raise _refused("digits") from error
+        return value
+    except json.JSONDecodeError:
+        fault = "syntax"
+    except UnicodeEncodeError:
+        fault = "text"
+    except ValueError:  # the host lowered Python's own limit (sys.set_int_max_str_digits)
+        fault = "digits"
     except (RecursionError, MemoryError) as error:
-        raise _refused("depth" if isinstance(error, RecursionError) else "bytes") from error
-    return value
+        fault = "depth" if isinstance(error, RecursionError) else "bytes"
+    raise _refused(fault)  # out here: those errors hold the whole text, and would stay attached to ours
 
 
 @functools.lru_cache(maxsize=8)
@@ -356,27 +363,6 @@ def _member_schema(schema: Mapping[str, Any], name: str) -> object:
     if isinstance(properties, dict) and name in properties:
         return properties[name]
     return None if "patternProperties" in schema else schema.get("additionalProperties")
-
-
-def flags(data: bytes) -> tuple[str, ...]:
-    """Return what an approver must be told about canonical bytes, sorted.
-
-    These are ``big-integer``: an integer outside ±(2^53 - 1), which other JSON software may round; and ``non-nfc``:
-    text that is not in Unicode's NFC form, so that it may look like another text.
-
-    Raises:
-        CanonicalizationError: The bytes are not acceptable JSON (see `parse`).
-    """
-    found = set()
-    pending = [decode(data)]
-    for item in pending:
-        if type(item) is dict or type(item) is list:
-            pending.extend((*item, *item.values()) if type(item) is dict else item)
-        elif type(item) is int and not -_MAX_SAFE <= item <= _MAX_SAFE:
-            found.add("big-integer")
-        elif type(item) is str and not unicodedata.is_normalized("NFC", item):
-            found.add("non-nfc")
-    return tuple(sorted(found))
 
 
 _MESSAGES = {

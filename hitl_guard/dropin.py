@@ -173,7 +173,8 @@ class DropIn:
         turn = Turn(self, messages, tools, user, run_id, tenant, agent, context, pause)
         if any(running.is_async(tool) for tool in tools.values()):
             raise ConfigurationError("Asynchronous tools need AsyncGuard.run_tool_calls.")
-        self._desk.policy.check_tools({*tools, *self._desk.tools})
+        self._desk.know(tools)
+        self._desk.check_names()
         for item in turn.items():
             start = caller(item.function, item.spec)
             with turn.answering(item) as result:
@@ -230,6 +231,7 @@ def register(desk: Desk, spec: ToolSpec) -> None:
     if desk.tools.get(spec.name, spec) != spec:
         raise ConfigurationError(f"Two different tools are named '{spec.name}'.")
     desk.tools[spec.name] = spec
+    desk.know([spec.name])
 
 
 def check_seal(desk: Desk, spec: ToolSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

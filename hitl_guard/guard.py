@@ -8,8 +8,8 @@ loops and functions into calls.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, NoReturn
 
 from . import canonical, fingerprint
@@ -38,7 +38,7 @@ from .lifecycle import ask, claim, settle
 from .lifecycle.desk import ROUNDS, Bound, Desk, Reading, Settings, busy
 from .lifecycle.record import Record, to_request
 from .lifecycle.rights import Directory, check_decisions
-from .models import ApprovalRequest, Permit, ToolCall
+from .models import ApprovalRequest, Permit, Principal, ToolCall
 from .people import People
 from .policy.combined import Policy
 from .policy.core import Status, Verdict
@@ -58,6 +58,8 @@ class Guard(People, DropIn):
         store: Where requests and events live, e.g. ``SQLStore("sqlite:///approvals.db")``.
         directory: Answers whether a person still has a role; needed where a rule says ``recheck_approvers``.
         settings: Windows, limits and the operator's role.
+        tools: Names of tools that are not registered with `tool`, e.g. those behind a wrapped dispatcher: a policy that
+            is a map of tools is checked against them at once, and against registered ones at the first call.
 
     Raises:
         ConfigurationError: something is missing, weak or unknown. There is no unsigned and no in-memory mode.
@@ -65,15 +67,19 @@ class Guard(People, DropIn):
 
     def __init__(
         self, *, policy: Any, store: Store, keyring: Keyring | None = None, directory: Directory | None = None,
-        settings: Settings | None = None,
+        settings: Settings | None = None, tools: Iterable[str] = (),
     ) -> None:
         if store is None or not hasattr(store, "load"):
             raise ConfigurationError("A guard needs a store, e.g. SQLStore('sqlite:///approvals.db').")
+        if not isinstance(keyring, Keyring | None) or not isinstance(settings, Settings | None):
+            raise ConfigurationError("'keyring' must be a Keyring and 'settings' a Settings, or left out.")
         ring = Keyring.from_env() if keyring is None else keyring
         loaded = Policy.of(policy)
         if loaded.needs_recheck and directory is None:
             raise ConfigurationError("A policy rule says 'recheck_approvers': give the guard a directory.")
         self._desk = Desk(store, Signer(ring), loaded, directory, settings or Settings())
+        self._desk.know(tools)
+        self._desk.check_names()
         store.check()
         try:
             ring.signing_key(store.now())
@@ -81,15 +87,16 @@ class Guard(People, DropIn):
             raise ConfigurationError("No key is active now: run 'hitl-guard keys rotate'.", detail="no-key") from error
 
     @classmethod
-    def from_env(cls, environ: Any = os.environ) -> Guard:
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Guard:
         """Make a guard from ``HITL_GUARD_POLICY``, ``HITL_GUARD_STORE`` (URL) and the keys' variables."""
         from .store import SQLStore
 
+        environ = os.environ if environ is None else environ
         missing = [name for name in ("HITL_GUARD_POLICY", "HITL_GUARD_STORE") if not environ.get(name)]
         if missing:
             raise ConfigurationError(f"Set {' and '.join(missing)} in the environment.")
         store = SQLStore(environ["HITL_GUARD_STORE"])
-        return cls(policy=Path(environ["HITL_GUARD_POLICY"]), store=store, keyring=Keyring.from_env(environ))
+        return cls(policy=environ["HITL_GUARD_POLICY"], store=store, keyring=Keyring.from_env(environ))
 
     def __repr__(self) -> str:
         return f"<Guard policy={self._desk.policy.version[:12]}>"
@@ -102,7 +109,12 @@ class Guard(People, DropIn):
     # -- before the call -----------------------------------------------------------------------------------------
 
     def evaluate(self, call: ToolCall) -> Verdict:
-        """Return what the policy says about a call, without recording anything."""
+        """Return what the policy says about a call. Nothing is asked or spent.
+
+        Raises:
+            CanonicalizationError: the call has no canonical form, exceeds a limit or breaks the tool's schema.
+            ConfigurationError: a part of its scope is missing.
+        """
         with self._refusals(call):
             return self._desk.evaluate(self._desk.bind(call))
 
@@ -118,17 +130,13 @@ class Guard(People, DropIn):
             bound = self._desk.bind(call)
             for _ in range(ROUNDS):
                 reading = self._read(bound, None)
-                if not self._asks_anew(bound, reading):
-                    record = self._joined(bound, reading)
+                record = reading.record
+                if record is not None and not self._asks_anew(bound, record):
+                    self._check_fingerprint(bound, record)  # only the same tool and arguments join a request
                     if record.state in ("pending", "approved"):
                         return to_request(record)
                     self._refuse_state(record)
-                if reading.spent:
-                    raise ConsumedError("This call was made before.", detail="spent")
-                reading.control.check(tool=bound.tool, agent=bound.agent, policy_version=self.policy_version)
-                verdict = self._desk.evaluate(bound)
-                if verdict.status is Status.DENIED:
-                    raise _policy_denied(verdict)
+                verdict = self._judge(bound, reading)
                 made = ask.ask(self._desk, bound, reading, verdict)
                 if made is not None:
                     return to_request(made)
@@ -170,7 +178,8 @@ class Guard(People, DropIn):
             named = self._named(bound, request_id, token)  # 1-4 of the token
             for _ in range(ROUNDS):
                 reading = self._read(bound, named)  # 4
-                if named is None and self._asks_anew(bound, reading):
+                record = reading.record
+                if named is None and (record is None or self._asks_anew(bound, record)):
                     permit = self._decide_by_policy(bound, reading)
                 else:
                     permit = self._spend(bound, reading, named, token)
@@ -197,10 +206,9 @@ class Guard(People, DropIn):
         key = None if bound.scope.call_id is None else fingerprint.spend_key_of_call(bound.identity)
         return self._desk.read(bound.scope.tenant, request_id=named, identity=identity, spend_key=key)
 
-    def _asks_anew(self, bound: Bound, reading: Reading) -> bool:
-        """Whether the policy is to decide: no request, an ended one, an outdated one, or a spent deny-and-retry one."""
-        record = reading.record
-        if record is None or record.state in ("expired", "revoked", "superseded"):
+    def _asks_anew(self, bound: Bound, record: Record) -> bool:
+        """Whether the policy is to decide: an ended request, an outdated one, or a spent deny-and-retry one."""
+        if record.state in ("expired", "revoked", "superseded"):
             return True
         if record.state in ("pending", "approved"):
             # Another tool or other arguments in the same place are tampering, whatever else is outdated.
@@ -214,14 +222,6 @@ class Guard(People, DropIn):
             return PolicyChangedError("The policy changed since this was approved; ask again.")
         return None
 
-    def _joined(self, bound: Bound, reading: Reading) -> Record:
-        """Return the record of the same identity, which the call may join only with the same tool and arguments."""
-        record = reading.record
-        if record is None:
-            raise _unknown()
-        self._check_fingerprint(bound, record)
-        return record
-
     def _check_fingerprint(self, bound: Bound, record: Record) -> None:
         if not _fits(bound, record):
             raise ArgsMismatchError("The tool or its arguments are not the approved ones.")
@@ -232,6 +232,7 @@ class Guard(People, DropIn):
         if record is None or (token is not None and _text(token) != record.row.envelope):
             raise _unknown()
         if named is None:
+            # 8 comes first for a call that was found by its place: other arguments there are tampering in any state
             self._check_fingerprint(bound, record)
         # 5 state
         if record.state == "pending":
@@ -240,12 +241,11 @@ class Guard(People, DropIn):
             raise InvalidApprovalError("The request is not decided yet.", detail="pending")
         if record.state != "approved":
             self._refuse_state(record)
-        if reading.spent:
-            raise ConsumedError("This call was made before.", detail="spent")
         # 6 times: both windows are in the state above, read with the database's clock
         record.check_issued(reading.now, self._desk.settings.skew)
-        # 7 scope
+        # 7 scope; only now is it known that the spend key that was looked up is this grant's
         self._check_scope(bound, record)
+        _check_unspent(reading)
         # 8 fingerprint
         self._check_fingerprint(bound, record)
         # 9 tool definition
@@ -260,10 +260,9 @@ class Guard(People, DropIn):
         verdict = self._evaluate_again(bound, record)
         # 11 decisions
         needs = tuple(dict.fromkeys((*record.details.requirements, *verdict.requirements)))
-        check_decisions(
-            needs, record.details.parties, record.votes, automatic=verdict.status is Status.APPROVED,
-            directory=self._desk.directory,
-        )
+        # Who stands behind the call now (another agent, say, with another owner) may not have approved it either.
+        who = record.details.parties.joined(bound.parties)
+        check_decisions(needs, who, record.votes, directory=self._desk.directory)
         # 12 the claim
         return claim.claim(self._desk, bound, reading, record)
 
@@ -275,11 +274,13 @@ class Guard(People, DropIn):
             raise ApprovalDeniedError("A person denied this call.", reason=reason, response=response)
         errors: dict[str, HitlGuardError] = {
             "expired": ExpiredError("The approval expired; ask again."),
-            "revoked": RevokedError("The approval was withdrawn."),
-            "superseded": SupersededError("Another request took this one's place."),
+            "revoked": RevokedError("The approval was withdrawn; ask again if the call is still wanted."),
+            "superseded": SupersededError("Another request took this one's place; call without a request id."),
             "in_doubt": InDoubtError("The call was started and its outcome is unknown; an operator must resolve it."),
         }
-        raise errors.get(record.state) or ConsumedError("The approval was used before.", detail=record.state)
+        raise errors.get(record.state) or ConsumedError(
+            "The approval was used before. A new call needs a new approval.", detail=record.state
+        )
 
     def _check_scope(self, bound: Bound, record: Record) -> None:
         approved, given = record.envelope.scope, bound.scope
@@ -287,25 +288,32 @@ class Guard(People, DropIn):
         if record.envelope.binding == "call":
             same = same and (approved.call_id, approved.occurrence) == (given.call_id, given.occurrence)
         if not same:
-            raise ScopeMismatchError("The approval is for another user, run or tool call.")
+            raise ScopeMismatchError("The approval is for another user, run or tool call; ask for this one.")
 
     def _evaluate_again(self, bound: Bound, record: Record) -> Verdict:
-        """Evaluate the policy on what was signed: the edited arguments, and the turn and context of the request."""
+        """Evaluate the policy on what was signed (`ask.as_signed`); only the context may be the caller's of now."""
         verdict = self._desk.evaluate(ask.as_signed(bound, record))
         if verdict.errors:
-            raise PolicyDeniedError("The policy failed to answer when it was asked again.", detail="policy-error")
+            raise PolicyDeniedError(
+                "The policy failed to answer when it was asked again; see 'hitl-guard policy explain'.",
+                detail="policy-error",
+            )
+        if verdict.status is Status.DENIED:
+            raise _policy_denied(verdict)
+        return verdict
+
+    def _judge(self, bound: Bound, reading: Reading) -> Verdict:
+        """Return the verdict on a call that has no request to use: never made before, not paused, not denied."""
+        _check_unspent(reading)
+        reading.control.check(tool=bound.tool, agent=bound.agent, policy_version=self.policy_version)
+        verdict = self._desk.evaluate(bound)
         if verdict.status is Status.DENIED:
             raise _policy_denied(verdict)
         return verdict
 
     def _decide_by_policy(self, bound: Bound, reading: Reading) -> Permit | None:
         """Where no request can be used: the policy lets it run, denies it, approves it by itself, or asks a person."""
-        if reading.spent:
-            raise ConsumedError("This call was made before.", detail="spent")
-        reading.control.check(tool=bound.tool, agent=bound.agent, policy_version=self.policy_version)
-        verdict = self._desk.evaluate(bound)
-        if verdict.status is Status.DENIED:
-            raise _policy_denied(verdict)
+        verdict = self._judge(bound, reading)
         if verdict.status is Status.NOT_APPLICABLE:
             return claim.free_permit(bound)
         if verdict.status is Status.APPROVED:
@@ -318,12 +326,26 @@ class Guard(People, DropIn):
     # -- after the call ------------------------------------------------------------------------------------------
 
     def settle(self, permit: Permit, outcome: str, detail: str | None = None) -> None:
-        """Record a claimed call's outcome: ``succeeded``, ``failed`` (no effect) or ``in_doubt``."""
+        """Record a claimed call's outcome: ``succeeded``, ``failed`` (no effect) or ``in_doubt``.
+
+        Args:
+            detail: A short word for the audit log, or None; never arguments or results.
+
+        Raises:
+            ConsumedError: its outcome is on record already.
+            StoreUnavailableError: it could not be recorded; the call then reads as in doubt.
+            ConfigurationError: this is no permit, no outcome or no detail.
+        """
+        if not isinstance(permit, Permit):
+            raise ConfigurationError("Settle the permit that 'authorize' returned.")
         settle.settle(self._desk, permit, outcome, detail)
 
     def _refusals(self, call: ToolCall, **facts: Any) -> AbstractContextManager[None]:
+        if not isinstance(call, ToolCall):
+            raise ConfigurationError("Give the guard a ToolCall.")
         return self._desk.refusals(
-            "call:refused", tenant=call.tenant, tool=call.tool, run=call.run_id, call_id=call.call_id, **facts
+            "call:refused", tenant=call.tenant, tool=call.tool, user=_name(call.user), agent=_name(call.agent),
+            run=call.run_id, call_id=call.call_id, **facts,
         )
 
 
@@ -333,7 +355,16 @@ def _fits(bound: Bound, record: Record) -> bool:
 
 
 def _unknown() -> InvalidApprovalError:
-    return InvalidApprovalError("There is no such approval.", detail="unknown")
+    return InvalidApprovalError("There is no such approval; look at 'hitl-guard requests list'.", detail="unknown")
+
+
+def _name(who: object) -> object:
+    return who.id if isinstance(who, Principal) else who
+
+
+def _check_unspent(reading: Reading) -> None:
+    if reading.spent:
+        raise ConsumedError("This call was made before. A new call needs a new tool-call id.", detail="spent")
 
 
 def _text(token: str | bytes) -> bytes:

@@ -17,6 +17,9 @@ from .errors import CanonicalizationError, ConfigurationError
 MAX_FIELD_BYTES = 512
 """Longest scope field or principal id, in UTF-8 bytes."""
 
+MAX_REASON = 4096
+"""Longest reason, in characters."""
+
 Effect = Literal["none", "idempotent", "probeable", "opaque"]
 EFFECTS: tuple[str, ...] = ("none", "idempotent", "probeable", "opaque")
 """What a tool promises about its effect; anything but ``none`` and ``idempotent`` leaves an exception in doubt."""
@@ -47,6 +50,22 @@ def check_optional(name: str, value: object) -> None:
     """Check ``value`` like `check_text`, None allowed."""
     if value is not None:
         check_text(name, value)
+
+
+def check_reason(value: object) -> None:
+    """Check what a person writes beside a decision: None, or a well-formed string of at most 4,096 characters.
+
+    Raises:
+        ConfigurationError: it is anything else.
+    """
+    if value is None:
+        return
+    if type(value) is not str or len(value) > MAX_REASON:
+        raise ConfigurationError(f"A reason is a string of at most {MAX_REASON} characters, or None.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError("A reason must be well-formed Unicode.") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from .errors import ConfigurationError, InvalidApprovalError
+from .errors import ConfigurationError, InvalidApprovalError, NotAuthorisedError
 from .lifecycle import control, decide, settle
 from .lifecycle.desk import Desk
 from .lifecycle.listing import Page, listed, sweep
 from .lifecycle.record import to_request
-from .models import ApprovalRequest, Decision, Principal, check_optional, check_text
+from .models import ApprovalRequest, Decision, Principal, check_optional, check_reason, check_text
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class People:
         """Return one verified request in whatever state; raises `InvalidApprovalError` for unknown and foreign ids."""
         record = self._desk.read(tenant, request_id=request_id).record
         if record is None:
-            raise InvalidApprovalError("There is no such request.", detail="unknown")
+            raise InvalidApprovalError("There is no such request; look at the list again.", detail="unknown")
         return to_request(record)
 
     def pause(
@@ -90,9 +90,15 @@ class People:
         self._change(control.with_policy(version), by, reason)
 
     def _change(self, change: Callable[[control.Control], control.Control], by: Principal, reason: str | None) -> None:
+        if not isinstance(by, Principal):
+            raise ConfigurationError("'by' must be a Principal.")
+        check_reason(reason)
+        self._people(lambda: self._changed(change, by, reason), by, None)
+
+    def _changed(self, change: Callable[[control.Control], control.Control], by: Principal, reason: str | None) -> None:
         role = self._desk.settings.operator_role
-        if not isinstance(by, Principal) or role not in by.roles or by.kind == "agent":
-            raise ConfigurationError(f"The control row is changed by a principal with the role '{role}', no agent.")
+        if role not in by.roles or by.kind == "agent":
+            raise NotAuthorisedError(f"This needs a person or service with the role '{role}'.", detail="role")
         self._desk.change_control(by.tenant, change, by=by.id, reason=reason)
 
     def sweep(self, *, limit: int = 1000) -> int:

@@ -73,8 +73,7 @@ def selftest(guard: Checked, agent: Any = None) -> None:
         UnavailableError: the store does not answer.
     """
     guard._desk.store.check()
-    if guard._desk.tools:
-        guard._desk.policy.check_tools(guard._desk.tools)
+    guard._desk.check_names()
     _canary(guard)
     if agent is None:
         return

@@ -166,19 +166,10 @@ def unverified_key_id(token: bytes) -> str:
     Raises:
         InvalidApprovalError: the text has no readable payload.
     """
-    key_id = unverified_fields(token).get("kid")
+    key_id = _parse(token)[1].get("kid")
     if type(key_id) is not str:
         raise InvalidApprovalError("A required field is missing or of the wrong type.", detail="malformed")
     return key_id
-
-
-def unverified_fields(token: bytes) -> dict[str, Any]:
-    """Return what a signed text says, unverified: to show it or to refuse by it, never to allow anything by it.
-
-    Raises:
-        InvalidApprovalError: the text has no readable payload.
-    """
-    return _parse(token)[1]
 
 
 def _derive(key: Key, purpose: str) -> hmac.HMAC:

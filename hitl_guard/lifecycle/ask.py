@@ -129,13 +129,14 @@ def endings(reading: Reading, new_id_: str) -> list[Step]:
 
 
 def as_signed(bound: Bound, record: Record) -> Bound:
-    """Return the call as it was signed: edited arguments, its turn, and its context unless one is given now."""
+    """Return the call as it was signed: agent, edited arguments, turn; and its context, unless one is given now."""
     details = record.details
     context = bound.context
     if context is None and details.context is not None:
         context = stored_bytes(dict(details.context))
     return replace(
-        bound, canonical=record.row.arguments, fingerprint=record.envelope.fingerprint, context=context,
+        bound, agent=record.envelope.agent, canonical=record.row.arguments, fingerprint=record.envelope.fingerprint,
+        context=context,
         turn=tuple((tool, stored_bytes(arguments)) for tool, arguments in details.turn),
     )
 

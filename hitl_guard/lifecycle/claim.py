@@ -44,7 +44,7 @@ def claim(desk: Desk, bound: Bound, reading: Reading, record: Record) -> Permit 
     return Permit(
         tool=record.details.tool, canonical=record.row.arguments, fingerprint=record.envelope.fingerprint, scope=scope,
         request_id=record.row.id, claim_id=claim_id, version=version, last=written.events[-1].mac,
-        record_digest=record.digest, edited=bound.fingerprint != record.envelope.fingerprint,
+        record_digest=record.digest, edited=record.original != record.envelope.fingerprint,
         idempotency_key=fingerprint.idempotency_key(scope.tenant, record.row.id, record.envelope.fingerprint),
         schema=None if definition is None else definition.input_schema,
     )

@@ -10,10 +10,11 @@ from .. import audit
 from ..envelope import CONTROL_TYPE
 from ..errors import InvalidSignatureError, KeyRevokedError, PausedError, PolicyChangedError, StoreRolledBackError
 from ..rows import ControlRow, Draft, control_record
-from ..signing import COMMON_FIELDS, Signer, unverified_fields
+from ..signing import COMMON_FIELDS, Signer
 from ..store.base import Append, SetControl, Step
 
-PAUSE_KINDS = ("all", "tool", "agent")
+EVERYTHING = ("all", "")
+"""The pause of a whole tenant."""
 _FIELDS = frozenset({"pauses", "policy", "tenant", "version"}) | COMMON_FIELDS
 
 
@@ -26,7 +27,8 @@ class Control:
         pauses: ``(kind, name)``: ``("all", "")``, ``("tool", NAME)`` or ``("agent", ID)``.
         policy: The policy version that must be in force, or None for each node's own.
         restored: The row is of another restore epoch, or signed with a key that was revoked since: everything is paused
-            until an operator confirms.
+            until an operator confirms. What a revoked key signed is not believed: single pauses and the policy that
+            must be in force are then gone, and have to be set again before everything is resumed.
     """
 
     tenant: str
@@ -43,7 +45,7 @@ class Control:
                 "then run 'hitl-guard control resume'.",
                 detail="restored",
             )
-        for kind, name in (("all", ""), ("tool", tool), ("agent", agent or "")):
+        for kind, name in (EVERYTHING, ("tool", tool), ("agent", agent or "")):
             if (kind, name) in self.pauses:
                 raise PausedError("An operator paused this. Wait until it is resumed.", detail=kind)
         if self.policy is not None and self.policy != policy_version:
@@ -64,28 +66,21 @@ def verify(row: ControlRow | None, *, tenant: str, overtaken: bool, signer: Sign
         )
     if row is None:
         return Control(tenant)
-    revoked = False
     try:
         fields = signer.open(
             row.body, expected_purpose="control", expected_type=CONTROL_TYPE, now=now, any_earlier_epoch=True
         )
     except KeyRevokedError:
-        # Anybody may have written this. Everything stops, and the pauses in it are kept: they can only restrict.
-        revoked, fields = True, unverified_fields(row.body)
-    pauses, policy = fields.get("pauses"), fields.get("policy")
-    if (
-        fields.keys() != _FIELDS or fields["tenant"] != tenant or fields["version"] != row.version
-        or not isinstance(pauses, list) or not all(map(_is_pause, pauses)) or not isinstance(policy, str | None)
-    ):
-        raise InvalidSignatureError("The control row is not this tenant's.", detail="mismatch")
+        # Whoever stole the key may have written this row, so nothing in it counts: everything is paused.
+        return Control(tenant, row.version, frozenset({EVERYTHING}), restored=True)
+    if fields.keys() != _FIELDS or fields["tenant"] != tenant or fields["version"] != row.version:
+        raise InvalidSignatureError(
+            "The control row is not this tenant's. Run 'hitl-guard audit verify'.", detail="mismatch"
+        )
     return Control(
-        tenant, row.version, frozenset((kind, name) for kind, name in pauses), policy,
-        restored=revoked or fields["epoch"] != signer.keyring.epoch,
+        tenant, row.version, frozenset((kind, name) for kind, name in fields["pauses"]), fields["policy"],
+        restored=fields["epoch"] != signer.keyring.epoch,
     )
-
-
-def _is_pause(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and value[0] in PAUSE_KINDS and isinstance(value[1], str)
 
 
 def steps_to_replace(
@@ -120,4 +115,4 @@ def with_policy(version: str | None) -> Callable[[Control], Control]:
 
 def _stopped(control: Control) -> frozenset[tuple[str, str]]:
     """Return what is paused. The new row is of this restore epoch, so a restored one's standstill becomes a pause."""
-    return control.pauses | {("all", "")} if control.restored else control.pauses
+    return control.pauses | {EVERYTHING} if control.restored else control.pauses

@@ -22,7 +22,7 @@ from ..errors import (
     RevokedError,
     SupersededError,
 )
-from ..models import Decision, Principal
+from ..models import Decision, Principal, check_reason
 from ..policy.core import Status, Verdict
 from ..store.base import Step
 from . import ask
@@ -95,7 +95,7 @@ def decide(desk: Desk, ballot: Ballot) -> Decision:
     for _ in range(ROUNDS):
         reading = desk.read(ballot.approver.tenant, request_id=ballot.request_id)
         if reading.record is None:
-            raise InvalidApprovalError("There is no such request.", detail="unknown")
+            raise InvalidApprovalError("There is no such request; look at the list again.", detail="unknown")
         vote = _vote(ballot, reading.record, reading.now, desk)
         done = _judge(desk, ballot, vote, reading.record, reading)
         if done is not None:
@@ -116,19 +116,26 @@ def _vote(ballot: Ballot, record: Record, now: int, desk: Desk) -> Vote:
 
 
 def _judge(desk: Desk, ballot: Ballot, vote: Vote, record: Record, reading: Reading) -> Decision | None:
-    """Check one decision against one reading, in the order of `Guard.authorize`; None: lost a race."""
-    entitled(record.details.requirements, record.details.parties, vote)
-    mine = _same_vote(record, vote, ballot.fingerprint)
+    """Check one decision against one reading. None: another transition won; read again.
+
+    The order is not that of `Guard.authorize`, which decides whether a tool runs: here the right to decide comes first,
+    so that nobody without it learns a request's state. A pause stops asking and running, not deciding.
+
+    1. the approver's right (people, self-approval, role, channel)  2. the same decision again: no second one
+    3. state and decision window  4. the fingerprint that was shown  5. the policy version  6. one decision a person
+    """
+    entitled(record.details.requirements, record.details.parties, vote)  # 1
+    mine = _same_vote(record, vote, ballot.fingerprint)  # 2
     if mine is not None and ballot.arguments is None and record.state != "superseded":
         return to_decision(mine, record.state)
-    if record.state != "pending":
+    if record.state != "pending":  # 3
         _refuse_ended(desk, record, reading)
     record.check_issued(reading.now, desk.settings.skew)
-    if ballot.fingerprint != record.envelope.fingerprint:
+    if ballot.fingerprint != record.envelope.fingerprint:  # 4
         raise ArgsMismatchError("The page that was shown is out of date: look at the request again.", detail="stale")
-    if record.envelope.policy_version != desk.policy.version:
+    if record.envelope.policy_version != desk.policy.version:  # 5
         raise PolicyChangedError("The policy changed since this was asked. The agent must ask again.")
-    if any(set(other.names) & set(vote.names) for other in record.votes):
+    if any(set(other.names) & set(vote.names) for other in record.votes):  # 6
         raise DecisionError("You have decided this already.", code="already-decided", decided_by=vote.approver)
     if ballot.arguments is not None:
         return _edit(desk, ballot, ballot.arguments, vote, record, reading)
@@ -162,7 +169,7 @@ def _refuse_ended(desk: Desk, record: Record, reading: Reading) -> None:
             desk.store.write([ask.ending(record, "request:expired", reading.now)], desk.sealer)
         raise ExpiredError("The time to decide this is over. The agent must ask again.", detail="decide-by")
     if record.state == "revoked":
-        raise RevokedError("This request was withdrawn.")
+        raise RevokedError("This request was withdrawn; there is nothing left to decide.")
     if record.state == "superseded":
         raise SupersededError("Another request took this one's place: look at the list again.")
     by = record.votes[-1].approver if record.votes else None
@@ -237,11 +244,12 @@ def revoke(desk: Desk, request_id: str, by: Principal, reason: str | None) -> No
     """
     if not isinstance(by, Principal):
         raise ConfigurationError("'by' must be a Principal.")
+    check_reason(reason)
     for _ in range(ROUNDS):
         reading = desk.read(by.tenant, request_id=request_id)
         record = reading.record
         if record is None:
-            raise InvalidApprovalError("There is no such request.", detail="unknown")
+            raise InvalidApprovalError("There is no such request; look at the list again.", detail="unknown")
         _may_revoke(desk, by, record, reading.now)
         if record.state not in ("pending", "approved"):
             _refuse_ended(desk, record, reading)
@@ -252,7 +260,8 @@ def revoke(desk: Desk, request_id: str, by: Principal, reason: str | None) -> No
 
 
 def _may_revoke(desk: Desk, by: Principal, record: Record, now: int) -> None:
-    if desk.settings.operator_role in by.roles or folded(by.names()) & record.details.parties.requester:
+    operator = desk.settings.operator_role in by.roles and by.kind != "agent"
+    if operator or folded(by.names()) & record.details.parties.requester:
         return
     ballot = Ballot(record.row.id, by, False, "", None, None, None, "api", None, None)
     vote = replace(_vote(ballot, record, now, desk), channel="api")

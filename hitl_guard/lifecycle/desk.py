@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -20,6 +20,7 @@ from ..errors import (
     KeyRevokedError,
     RefusedError,
     StoreRolledBackError,
+    ToolChangedError,
     UnavailableError,
 )
 from ..models import Principal, Requirement, Scope, ToolCall, ToolDefinition, check_text
@@ -132,6 +133,8 @@ class Desk:
     directory: Directory | None
     settings: Settings
     tools: dict[str, ToolSpec] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    _checked: int = 0
     _remembered: dict[bytes, int] = field(default_factory=dict)
     _versions: dict[str, int] = field(default_factory=dict)
     _prune_at: int = REMEMBERED
@@ -149,15 +152,19 @@ class Desk:
 
         Raises:
             CanonicalizationError: the arguments have no canonical form, exceed a limit or break the tool's schema.
-            ConfigurationError: a part of the scope is missing.
+            ToolChangedError: the call brings another definition than the registered tool's.
+            ConfigurationError: a part of the scope is missing or contradicts another.
         """
         tool = check_text("tool", call.tool)
         spec = self.tools.get(tool)
-        definition = call.definition or (spec.definition if spec else None)
+        definition = _definition(call, spec)
         raw = self.canonical_arguments(call.arguments)
         validate(definition, raw)
         user = call.user.id if isinstance(call.user, Principal) else call.user
         agent = call.agent.id if isinstance(call.agent, Principal) else call.agent
+        for who in (call.user, call.agent):
+            if isinstance(who, Principal) and who.tenant != call.tenant:
+                raise ConfigurationError("Principal and call are of different tenants: give the call its tenant.")
         scope = Scope(
             check_text("tenant", call.tenant), check_text("user", user), check_text("run_id", call.run_id),
             None if call.call_id is None else check_text("call_id", call.call_id), _count(call.occurrence),
@@ -167,9 +174,15 @@ class Desk:
             tool=tool, canonical=raw, fingerprint=print_, scope=scope, identity=fingerprint.identity(scope, print_),
             tool_digest=fingerprint.tool_digest(definition or ToolDefinition(tool)), definition=definition,
             agent=None if agent is None else check_text("agent", agent), parties=parties(call.user, call.agent),
-            turn=tuple((check_text("tool", it.tool), self.canonical_arguments(it.arguments)) for it in _calls(call.turn)),
+            turn=tuple(self._earlier(_calls(call.turn))),
             context=None if call.context is None else self.canonical_value(_plain(call.context)), spec=spec,
         )
+
+    def _earlier(self, turn: Iterable[ToolCall]) -> Iterator[tuple[str, bytes]]:
+        """Yield the earlier calls of a turn as bytes. One that has no canonical form never runs, so it never counts."""
+        for one in turn:
+            with suppress(CanonicalizationError):
+                yield check_text("tool", one.tool), self.canonical_arguments(one.arguments)
 
     def canonical_arguments(self, arguments: Mapping[str, Any] | str | bytes) -> bytes:
         """Return the canonical bytes of an arguments object, given as plain data or as raw JSON text."""
@@ -186,9 +199,24 @@ class Desk:
             value, limits=self.settings.limits, exact=True, big_integers=self.settings.big_integers
         )
 
+    def know(self, names: Iterable[str]) -> None:
+        """Note names of tools that the host has, registered or not."""
+        self.names.update(check_text("tool", name) for name in names)
+
+    def check_names(self) -> None:
+        """Check once that a map of tools names none that does not exist: such an entry would guard nothing.
+
+        Raises:
+            ConfigurationError: it does. Nothing runs until that is mended.
+        """
+        if len(self.names) != self._checked:
+            self.policy.check_tools(self.names)
+            self._checked = len(self.names)
+
     def evaluate(self, bound: Bound) -> Verdict:
         """Ask the policy about a bound call."""
-        if bound.tool == CANARY_TOOL:
+        self.check_names()
+        if bound.tool == CANARY_TOOL and bound.scope.tenant == CANARY_TENANT:
             return Verdict(Status.USER_APPROVAL, reason="self-test", requirements=(Requirement(),), rules=("selftest",))
         tool_policy = None if bound.spec is None else bound.spec.policy
         return self.policy.evaluate(bound.policy_input(), tool_policy=tool_policy, resolve=resolve)
@@ -201,7 +229,7 @@ class Desk:
     ) -> Reading:
         """Load control row, request and events in one go and verify them all before any column is believed."""
         if request_id is not None and type(request_id) is not str:
-            raise InvalidApprovalError("There is no such request.", detail="unknown")
+            raise InvalidApprovalError("There is no such request; look at the list again.", detail="unknown")
         # What this process knew before it read: what its other threads write meanwhile is no loss.
         known = self._versions.get(tenant, 0), 0 if spend_key is None else self._remembered.get(spend_key, 0)
         loaded = self.store.load(tenant, request_id=request_id, identity=identity, spend_key=spend_key)
@@ -314,6 +342,18 @@ class Desk:
             if self.store.write([Append(Draft(event, named, self.store.now(), body))], self.sealer) is not None:
                 return
         raise busy()
+
+
+def _definition(call: ToolCall, spec: ToolSpec | None) -> ToolDefinition | None:
+    """Return the definition that is bound: the call's or the registered tool's, which must not differ."""
+    known, given = None if spec is None else spec.definition, call.definition
+    if given is None:
+        return known
+    if not isinstance(given, ToolDefinition) or given.name != call.tool:
+        raise ConfigurationError("'definition' must be the ToolDefinition of the tool that is called.")
+    if known is not None and known != given:
+        raise ToolChangedError("The call brings another definition than the registered tool's; load the tool anew.")
+    return given
 
 
 def busy() -> UnavailableError:

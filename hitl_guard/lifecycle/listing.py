@@ -64,6 +64,8 @@ def listed(
         raise ConfigurationError("'limit' must be an integer.")
     check_optional("tenant", tenant)
     check_optional("run_id", run_id)
+    if type(limit) is not int or limit < 1 or not isinstance(states, (list, tuple, set, frozenset)):
+        raise ConfigurationError("'limit' must be a positive integer and 'states' a list of states.")
     run = None if run_id is None or tenant is None else fingerprint.run_digest(tenant, run_id)
     size = max(1, min(limit, MAX_PAGE))
     rows = desk.store.open_requests(tenant=tenant, limit=size, after=_cursor(after), run=run)
@@ -86,6 +88,8 @@ def listed(
 def _cursor(text: str | None) -> tuple[int, str] | None:
     if text is None:
         return None
+    if not isinstance(text, str):
+        raise ConfigurationError("'after' must be the 'next' of an earlier page.")
     position, _, request_id = text.partition(":")
     if not (position.isascii() and position.isdigit() and len(position) < 17 and 0 < len(request_id) < 65):
         raise ConfigurationError("'after' must be the 'next' of an earlier page.")

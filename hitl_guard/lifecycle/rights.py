@@ -26,6 +26,10 @@ class Parties:
     requester: frozenset[str]
     agent: frozenset[str]
 
+    def joined(self, others: Parties) -> Parties:
+        """Return everybody who stands behind a call that two sides made."""
+        return Parties(self.requester | others.requester, self.agent | others.agent)
+
 
 def folded(names: Iterable[str]) -> frozenset[str]:
     """Return names as they are compared for self-approval: compatibility caseless (Unicode D146), no outer space."""
@@ -75,7 +79,7 @@ def entitled(needs: Sequence[Requirement], who: Parties, vote: Vote) -> None:
         raise NotAuthorisedError("Nobody may decide the own request; ask another person.", detail="self-approval")
     if all(slugs):
         slug = next((item for item in slugs if item), "role")
-        raise NotAuthorisedError("You have no right to decide this request.", detail=slug)
+        raise NotAuthorisedError("You may not decide this request; ask somebody whom the rule names.", detail=slug)
 
 
 def met(needs: Sequence[Requirement], who: Parties, votes: Sequence[Vote]) -> bool:
@@ -93,21 +97,14 @@ def _people(need: Requirement, who: Parties, votes: Sequence[Vote]) -> int:
 
 
 def check_decisions(
-    needs: Sequence[Requirement], who: Parties, votes: Sequence[Vote], *, automatic: bool, directory: Directory | None
+    needs: Sequence[Requirement], who: Parties, votes: Sequence[Vote], *, directory: Directory | None
 ) -> None:
-    """Check the votes of a grant once more, at the claim.
-
-    Args:
-        automatic: The policy approves this call by itself now, so its recorded automatic decision counts.
+    """Check the votes of a grant once more, at the claim. (The policy's own approvals are claimed as they are made.)
 
     Raises:
         NotAuthorisedError: ``detail`` quorum, or role when an approver lost the right since.
         UnavailableError: the directory failed to answer.
     """
-    if any(vote.automatic for vote in votes):
-        if automatic:
-            return
-        raise NotAuthorisedError("The policy no longer approves this by itself; ask again.", detail="automatic")
     if not met(needs, who, votes):
         raise NotAuthorisedError("The recorded decisions are not enough; ask again.", detail="quorum")
     again = any(need.recheck_approvers for need in needs)

@@ -45,10 +45,8 @@ def take(permit: Permit) -> None:
         permit.ran = True
 
 
-def outcome_of(error: BaseException | None, effect: str) -> str:
-    """Return how a call ended: an exception is in doubt unless the tool's effect, or `NoEffect`, says otherwise."""
-    if error is None:
-        return "succeeded"
+def outcome_of(error: BaseException, effect: str) -> str:
+    """Return how a failed call ended: in doubt, unless the tool's effect or `NoEffect` says otherwise."""
     return "failed" if isinstance(error, NoEffect) or effect in KNOWN_EFFECTS else "in_doubt"
 
 

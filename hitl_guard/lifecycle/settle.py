@@ -12,7 +12,7 @@ from ..errors import (
     InvalidApprovalError,
     NotAuthorisedError,
 )
-from ..models import Permit, Principal
+from ..models import Permit, Principal, check_reason
 from ..rows import Draft
 from ..store.base import Append, Step
 from .desk import ROUNDS, Desk, busy
@@ -32,6 +32,7 @@ def settle(desk: Desk, permit: Permit, outcome: str, detail: str | None) -> None
     """
     if outcome not in ("succeeded", "failed", "in_doubt"):
         raise ConfigurationError("An outcome is 'succeeded', 'failed' or 'in_doubt'.")
+    check_reason(detail)
     if permit.request_id is None:
         return
     tenant, version = permit.scope.tenant, permit.version + 1
@@ -44,7 +45,7 @@ def settle(desk: Desk, permit: Permit, outcome: str, detail: str | None) -> None
         # Nothing was written: another outcome was faster, or (a deadlock that the database broke) nothing at all.
         stored = desk.store.load(tenant, request_id=permit.request_id).events
         if any((event.version or 0) >= version for event in stored):
-            raise ConsumedError("This call's outcome was recorded before.", detail="settled")
+            raise ConsumedError("This call's outcome was recorded before; it stays as it is.", detail="settled")
     raise busy()
 
 
@@ -64,11 +65,12 @@ def resolve(
         raise ConfigurationError("A resolution is 'succeeded', 'failed' or 'abandoned'.")
     if not isinstance(by, Principal) or not reason:
         raise ConfigurationError("A resolution needs a named principal and a reason.")
+    check_reason(reason)
     for _ in range(ROUNDS):
         reading = desk.read(by.tenant, request_id=request_id)
         record = reading.record
         if record is None:
-            raise InvalidApprovalError("There is no such request.", detail="unknown")
+            raise InvalidApprovalError("There is no such request; look at the list again.", detail="unknown")
         _may_resolve(desk, by, record, force)
         facts = {"by": by.id, "claim": record.claim_id, "forced": force, "reason": reason, "request": record.digest}
         steps: list[Step] = []
@@ -96,4 +98,4 @@ def _may_resolve(desk: Desk, by: Principal, record: Record, force: bool) -> None
     if record.state == "executing" and not force:
         raise InDoubtError("The worker may still be running; wait, or force it with a reason.", detail="running")
     if record.state not in ("executing", "in_doubt"):
-        raise InvalidApprovalError("Nothing of this request is in doubt.", detail=record.state)
+        raise InvalidApprovalError("Nothing of this request is in doubt; there is nothing to do.", detail=record.state)

@@ -76,11 +76,12 @@ def spec_of(
 
 def loose_spec_of(function: Callable[..., Any], name: str) -> ToolSpec:
     """Return the specification of a plain function under a given name; one without named parameters has no schema."""
+    check_text("name", name)
     check_function(function)
     try:
         return spec_of(function, name=name)
     except ConfigurationError:  # no signature to read, or one that binds no names
-        return ToolSpec(check_text("name", name), ToolDefinition(name, inspect.getdoc(function)))
+        return ToolSpec(name, ToolDefinition(name, inspect.getdoc(function)))
 
 
 def check_function(function: object) -> None:

@@ -8,9 +8,9 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from .. import canonical as canonicals
 from ..errors import CanonicalizationError
 from .characters import ascii_only, escape, marked, visible
+from .flags import flags
 
 LONG_TEXT = 1_000
 """Characters from which on a text is pointed out as long."""
@@ -114,14 +114,14 @@ def _without_breaks(text: str) -> str:
 
 
 def _flag_warnings(canonical: bytes) -> Iterator[str | None]:
-    flags = canonicals.flags(canonical)
+    found = flags(canonical)
     yield (
         "non-nfc: a text is not in Unicode's composed form (NFC): it can look like another text that has other bytes."
-        if "non-nfc" in flags else None
+        if "non-nfc" in found else None
     )
     yield (
         "big-integer: a whole number is beyond 2^53: other programs may round it; here every digit counts."
-        if "big-integer" in flags else None
+        if "big-integer" in found else None
     )
 
 

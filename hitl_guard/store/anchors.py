@@ -8,7 +8,7 @@ from typing import Any
 
 from ..audit import anchor_body
 from ..rows import Draft, EventRow, Link, Seal
-from . import hot
+from . import hot, values
 from .base import Append, Written
 from .dialects.base import Dialect
 
@@ -102,11 +102,11 @@ class Anchors:
         heads: list[tuple[str, int, bytes]] = []
         silent: list[str] = []
         for row in self._dialect.run(raw, self._heads, {}):
-            other, anchored, seq, at = hot.text(row[0]), hot.number(row[1]), hot.number(row[2]), hot.number(row[4])
+            other, (anchored, seq), at = values.text(row[0]), map(values.number, row[1:3]), values.number(row[4])
             if other == chain.id:
                 continue
             if seq != anchored:
-                heads.append((other, seq, hot.raw(row[3])))
+                heads.append((other, seq, values.raw(row[3])))
             elif at < now - RETIRE_AFTER:
                 silent.append(other)
         return heads, silent

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, and_, or_, select, text
 
 from ..errors import ConfigurationError
 from ..rows import ControlRow, EventRow, RequestRow, Seal
-from . import hot, schema
+from . import hot, schema, values
 from .base import Loaded, Step, Written
 from .connections import Connections
 from .dialects import dialect_for
@@ -95,18 +95,18 @@ class SQLStore:
             .limit(limit)
         )
         if tenant is not None:
-            query = query.where(listed.tenant == hot.tenant_digest(tenant))
+            query = query.where(listed.tenant == values.tenant_digest(tenant))
         if run is not None:
             query = query.where(listed.run == run)
         if after is not None:
-            until, last = after[0], hot.pack(after[1])
+            until, last = after[0], values.pack(after[1])
             query = query.where(
                 or_(listed.listed_until > until, and_(listed.listed_until == until, listed.request_id > last))
             )
 
         def work(connection: Connection) -> list[tuple[int, RequestRow, tuple[EventRow, ...]]]:
-            rows = [(hot.number(row[-1]), hot.request_row(row[:-1])) for row in connection.execute(query)]
-            events = _events_of(connection, [hot.pack(row.id) for _, row in rows])
+            rows = [(values.number(row[-1]), values.request_row(row[:-1])) for row in connection.execute(query)]
+            events = _events_of(connection, [values.pack(row.id) for _, row in rows])
             return [(until, row, tuple(events[row.id])) for until, row in rows]
 
         return self._connections.query(work)
@@ -114,18 +114,18 @@ class SQLStore:
     def chains(self) -> list[str]:
         """Return the ids of all chains that have events."""
         query = select(schema.events.c.chain).distinct().order_by(schema.events.c.chain)
-        return self._connections.query(lambda connection: [hot.text(chain) for chain in connection.scalars(query)])
+        return self._connections.query(lambda connection: [values.text(chain) for chain in connection.scalars(query)])
 
     def chain_events(self, chain: str, *, after: int = -1, limit: int = 1000) -> list[EventRow]:
         """Return a chain's events in order, from ``seq > after``."""
         column = schema.events.c
         query = (
             select(*_EVENTS)
-            .where(column.chain == hot.pack(chain), column.seq > after)
+            .where(column.chain == values.pack(chain), column.seq > after)
             .order_by(column.seq)
             .limit(limit)
         )
-        return self._connections.query(lambda connection: [hot.event_row(row) for row in connection.execute(query)])
+        return self._connections.query(lambda connection: [values.event_row(row) for row in connection.execute(query)])
 
     def request_histories(
         self, *, after: str = "", limit: int = 500
@@ -136,10 +136,10 @@ class SQLStore:
             after: Start behind this request id.
             limit: How many are read at a time.
         """
-        last = hot.pack(after)
+        last = values.pack(after)
         while batch := self._connections.query(partial(_histories, last=last, limit=limit)):
             for key, row, events in batch:
-                yield row, hot.text(key), events
+                yield row, values.text(key), events
             last = batch[-1][0]
 
     def controls(self) -> list[ControlRow]:
@@ -148,7 +148,7 @@ class SQLStore:
         query = select(column.tenant, column.version, column.body).order_by(column.tenant_digest)
         return self._connections.query(
             lambda connection: [
-                ControlRow(hot.text(tenant), hot.number(version), hot.raw(body))
+                ControlRow(values.text(tenant), values.number(version), values.raw(body))
                 for tenant, version, body in connection.execute(query)
             ]
         )
@@ -163,7 +163,7 @@ def _events_of(connection: Connection, ids: Iterable[bytes]) -> dict[str, list[E
     query = select(*_EVENTS).where(column.request_id.in_(list(ids))).order_by(column.request_id, column.version)
     found: dict[str, list[EventRow]] = defaultdict(list)
     for row in connection.execute(query):
-        event = hot.event_row(row)
+        event = values.event_row(row)
         found[event.request_id or ""].append(event)
     return found
 
@@ -175,9 +175,9 @@ def _histories(
     keys: set[bytes] = set()
     for column in (schema.requests.c.id, schema.events.c.request_id):
         query = select(column).where(column > last).distinct().order_by(column).limit(limit)
-        keys.update(hot.raw(key) for key in connection.scalars(query))
+        keys.update(values.raw(key) for key in connection.scalars(query))
     batch = sorted(keys)[:limit]
     requests = select(*_REQUESTS).where(schema.requests.c.id.in_(batch))
-    rows = {hot.pack(row.id): row for row in map(hot.request_row, connection.execute(requests))}
+    rows = {values.pack(row.id): row for row in map(values.request_row, connection.execute(requests))}
     events = _events_of(connection, batch)
-    return [(key, rows.get(key), tuple(events[hot.text(key)])) for key in batch]
+    return [(key, rows.get(key), tuple(events[values.text(key)])) for key in batch]

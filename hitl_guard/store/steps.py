@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..rows import EventRow, Seal
-from . import hot
+from . import hot, values
 from .anchors import Chain
 from .base import AddRequest, Append, SetControl, Step, Written
 from .dialects.base import Dialect
@@ -66,9 +66,9 @@ class Steps:
     def evidence(self, written: Written, last: Step) -> tuple[str, dict[str, Any], bytes]:
         """Return a query, its parameters and the value with which it answers only if ``written`` was committed."""
         if isinstance(last, AddRequest):
-            return self._envelope, {"id": hot.pack(last.row.id)}, last.row.envelope
+            return self._envelope, {"id": values.pack(last.row.id)}, last.row.envelope
         if isinstance(last, SetControl):
-            return self._control_body, {"tenant_digest": hot.tenant_digest(last.row.tenant)}, last.row.body
+            return self._control_body, {"tenant_digest": values.tenant_digest(last.row.tenant)}, last.row.body
         row = written.events[-1]
         return self._mac, {"chain": row.chain.encode(), "seq": row.seq}, row.mac
 
@@ -76,7 +76,7 @@ class Steps:
         """Insert one event; say whether it was, and the clock after the insert's waits where the insert tells it."""
         if step.unlist:
             # Before the insert, so that the insert's clock is read after this wait too.
-            self._dialect.change(raw, self._unlist, {"request_id": hot.pack(row.request_id or "")})
+            self._dialect.change(raw, self._unlist, {"request_id": values.pack(row.request_id or "")})
         text, parameters = self._append_text(step, row.seq, False), hot.append_parameters(step, row)
         if self._dialect.returning:
             answer = self._dialect.run(raw, text, parameters)
@@ -102,8 +102,8 @@ class Steps:
     def _set(self, raw: Any, step: SetControl) -> bool:
         row = step.row
         parameters = {
-            "tenant_digest": hot.tenant_digest(row.tenant), "tenant": hot.pack(row.tenant), "version": row.version,
-            "body": row.body, "replaced": row.version - 1,
+            "tenant_digest": values.tenant_digest(row.tenant), "tenant": values.pack(row.tenant),
+            "version": row.version, "body": row.body, "replaced": row.version - 1,
         }
         text = self._first_control if row.version == 1 else self._next_control
         return self._dialect.change(raw, text, parameters) == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import HitlGuardError, StoreRolledBackError, StoreUnavailableError
 from ..rows import Seal
-from . import hot
+from . import hot, values
 from .anchors import Anchors, Chain
 from .base import Append, Step, Written
 from .connections import Connections
@@ -196,7 +196,7 @@ class Writer:
         except HitlGuardError as error:
             raise _unknown() from error
         # A claim that was committed in time but is known of too late is not granted: it stays to be resolved.
-        if not rows or hot.raw(rows[0][0]) != expected or (limit is not None and now >= limit):
+        if not rows or values.raw(rows[0][0]) != expected or (limit is not None and now >= limit):
             raise _unknown() from doubt.cause
         return Written(now, doubt.written.events)
 

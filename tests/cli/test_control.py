@@ -70,7 +70,7 @@ def test_a_pause_concerns_its_tenant_only(site: Site) -> None:
 def test_the_kill_switch_needs_the_operator_s_role(site: Site, verb: str) -> None:
     result = site.run("control", verb, "--role", "clerk")
 
-    assert refusal(result).startswith("config-error")
+    assert refusal(result).startswith("not-authorised")
     assert "operator" in result.stderr
     assert shown(site)["version"] == 0
 

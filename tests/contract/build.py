@@ -16,6 +16,8 @@ _Job = TypeVar("_Job")
 _Answer = TypeVar("_Answer")
 RUN = hashlib.sha256(b"run").digest()
 HOUR = 60 * 60 * 1000
+REFUSAL = Append(Draft("call:refused", "tenant", 1_790_000_000_000, b"{}"))
+"""An event of no request."""
 
 
 def mac_of(draft: Draft | EventRow, link: Link | EventRow) -> bytes:

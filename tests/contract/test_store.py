@@ -385,6 +385,12 @@ class TestControl:
         assert store.load("tenant").control is None
         assert not store.load("other").control_overtaken
 
+    def test_the_rows_of_all_tenants_are_listed(self, store: SQLStore) -> None:
+        for tenant in ("b", "a"):
+            set_control(store, 1, tenant)
+
+        assert sorted(row.tenant for row in store.controls()) == ["a", "b"]
+
     def test_a_control_row_alone_can_be_written(self, store: SQLStore) -> None:
         written = store.write([SetControl(ControlRow("tenant", 1, b"body"))], seal)
 

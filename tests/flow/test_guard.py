@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hitl_guard import Guard, NoEffect, Principal, SQLStore, ToolCall
+from hitl_guard.audit import Limiter
 from hitl_guard.errors import (
     ApprovalDeniedError,
     AuditUnavailableError,
@@ -139,6 +140,16 @@ def test_a_request_made_a_moment_ago_reads_as_it_does_from_the_store(make_world:
     fresh = world.guard.request(call)
 
     assert fresh == world.guard.get(fresh.id)
+
+
+def test_a_call_that_has_run_cannot_spend_the_grant_of_another_one(world: World) -> None:
+    ran, _ = world.grant()
+    world.run(ran)
+    other, request = world.grant()
+
+    with world.refused("scope-mismatch"):
+        world.run(ran, request_id=request.id)
+    assert world.run(other) == "done"
 
 
 # -- deny and retry ---------------------------------------------------------------------------------------------------
@@ -690,6 +701,47 @@ def test_an_operation_that_loses_some_races_judges_anew(world: World, losses: in
     assert world.state(request) == "succeeded"
     assert losing(world, losses).guard.request(world.call()).state == "pending"
     assert losing(world, losses).run(world.call("ping")) == "done"
+
+
+def test_a_flood_of_refusals_is_thinned_out_and_counted(world: World) -> None:
+    moment = [0]
+    world.guard._desk.limiter = Limiter(lambda: moment[0], burst=2, refill=1)
+
+    for _ in range(5):
+        with pytest.raises(PolicyDeniedError):
+            world.run(world.call("drop_database", {}))
+    moment[0] += 1000
+    with world.refused("policy-denied"):
+        world.run(world.call("drop_database", {}))
+
+    assert sorted(body["suppressed"] for body in world.audited()) == [0, 0, 3]
+
+
+# -- what a process remembers -----------------------------------------------------------------------------------------
+
+
+def test_what_a_process_remembers_of_many_tenants_is_bounded(world: World) -> None:
+    desk = world.guard._desk
+    _, request = world.grant()
+    known = next(iter(desk._controls.values()))
+    desk._controls.update({f"tenant-{number}": known for number in range(1_001)})
+    world.guard.pause(by=OPERATOR, tool="wire")
+
+    assert world.state(request) == "approved"
+    assert list(desk._controls) == ["default"]
+
+
+def test_spent_keys_are_remembered_until_their_window_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hitl_guard.lifecycle.desk.REMEMBERED", 2)
+    desk = world.guard._desk
+    desk._prune_at = 2
+    now = world.store.now()
+
+    for number, until_ in enumerate((now - 1, now + 60_000, now + 60_000, now + 60_000, now + 60_000, now + 60_000)):
+        desk.remember(bytes([number]) * 32, until_, now)
+
+    assert sorted(desk._remembered) == [bytes([number]) * 32 for number in range(1, 6)]
+    assert desk._prune_at == 8
 
 
 # -- one request by its id --------------------------------------------------------------------------------------------

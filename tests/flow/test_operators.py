@@ -8,7 +8,7 @@ from hitl_guard import clock
 from hitl_guard.errors import ConfigurationError
 from hitl_guard.keyring import Keyring, revoked
 from hitl_guard.lifecycle.ledger import verify
-from hitl_guard.models import Principal
+from hitl_guard.models import Principal, ToolDefinition
 from tests.support import BOB, OPERATOR, POLICY, World, document
 
 
@@ -27,7 +27,7 @@ def test_only_nodes_with_the_activated_policy_run_gated_calls(world: World) -> N
 
 @pytest.mark.parametrize("by", [BOB, Principal("olga", kind="agent", roles=("operator",))])
 def test_nobody_but_an_operator_changes_the_control_row(world: World, by: Principal) -> None:
-    with pytest.raises(ConfigurationError):
+    with world.refused("not-authorised", "role", kind="decision:refused"):
         world.guard.activate_policy(None, by=by)
 
 
@@ -37,6 +37,22 @@ def test_an_operator_pauses_the_own_tenant_only(world: World) -> None:
     call, _ = world.grant()
 
     assert world.run(call) == "done"
+
+
+def test_what_the_thief_of_a_key_wrote_into_the_control_row_does_not_outlive_its_revocation(world: World) -> None:
+    world.guard.pause(by=OPERATOR, tool="wire")
+    node = world.another(keyring=revoked(world.keyring, world.keyring.keys[0].id, now=clock.epoch_ms())[0])
+
+    with node.refused("paused", "restored"):
+        node.guard.authorize(node.call())
+    node.guard.pause(by=OPERATOR, tool="transfer")
+    with node.refused("paused", "all"):
+        node.guard.authorize(node.call())
+    node.guard.resume(by=OPERATOR)
+
+    assert node.ask(node.call()).state == "pending"
+    with node.refused("paused", "tool"):
+        node.guard.authorize(node.call("transfer"))
 
 
 def test_after_a_revocation_the_same_call_can_be_asked_again(world: World) -> None:
@@ -109,3 +125,49 @@ def test_without_an_active_key_a_guard_does_not_start(world: World) -> None:
         world.another(keyring=ended)
 
     assert error.value.detail == "no-key"
+
+
+def test_a_map_with_a_misspelt_tool_stops_the_first_call(world: World) -> None:
+    node = world.another(policy={"delete_ordr": "user-approval"})
+    ran: list[str] = []
+
+    @node.guard.tool
+    def delete_order(order: str) -> None:
+        ran.append(order)
+
+    with pytest.raises(ConfigurationError), node.guard.context(user="ana", run_id="run-1"):
+        delete_order(order="A-17")
+    assert ran == []
+
+
+def test_a_map_with_a_misspelt_tool_stops_the_start_where_the_tools_are_named(world: World) -> None:
+    with pytest.raises(ConfigurationError):
+        world.another(policy={"delete_ordr": "user-approval"}, tools=["delete_order"])
+
+
+def test_a_principal_of_another_tenant_cannot_be_asked_for(world: World) -> None:
+    with pytest.raises(ConfigurationError):
+        world.guard.request(world.call(user=Principal("ana", tenant="acme")))
+
+    assert len(world.guard.pending(tenant="acme")) == 0
+
+
+def test_the_canarys_name_is_an_ordinary_tool_outside_the_self_test(world: World) -> None:
+    node = world.another(policy="denied")
+
+    with node.refused("policy-denied"):
+        node.run(node.call("hitl_guard_canary"))
+
+
+def test_a_definition_must_be_the_called_tools(world: World) -> None:
+    with pytest.raises(ConfigurationError):
+        world.guard.request(world.call(definition=ToolDefinition("harmless")))
+
+
+def test_a_definition_other_than_the_registered_one_is_refused(world: World) -> None:
+    @world.guard.tool(name="refund")
+    def refund(order: str, amount: int) -> None:
+        """Pay money back."""
+
+    with world.refused("tool-changed"):
+        world.run(world.call(definition=ToolDefinition("refund", "Says something else.")))

@@ -27,6 +27,7 @@ from hitl_guard.fingerprint import fingerprint
 from hitl_guard.lifecycle.desk import Settings
 from hitl_guard.models import ApprovalRequest, ToolCall, ToolDefinition
 from hitl_guard.render import request_text
+from hitl_guard.render.flags import flags
 from tests.support import BOB, World
 
 MakeWorld = Callable[..., World]
@@ -256,7 +257,7 @@ async def test_at13_an_object_that_changes_under_an_awaited_approval_is_refused(
 async def test_at13_a_guarded_async_tool_gets_the_approved_values_or_does_not_run(
     world: World, nested: dict[str, Any]
 ) -> None:
-    @world.guard.tool(name="refund", wait=60)  # type: ignore[untyped-decorator]
+    @world.guard.tool(name="refund", wait=60)
     async def refund(lines: list[Any], to: str) -> str:
         world.effects.append({"lines": lines, "to": to})
         return "done"
@@ -514,7 +515,7 @@ def test_at19_a_big_integer_is_exact_to_the_last_digit(world: World, number: int
             world.run(changed(call, arguments(neighbour)), request_id=request.id)
     assert world.run(call) == "done"
     assert world.effects == [{"id": number}]
-    assert ("big-integer" in canonical.flags(request.canonical)) == (abs(number) > 2**53 - 1)
+    assert ("big-integer" in flags(request.canonical)) == (abs(number) > 2**53 - 1)
 
 
 @pytest.mark.parametrize(
@@ -607,7 +608,7 @@ def test_at21_text_that_looks_the_same_is_another_value_and_is_flagged(
     assert request.fingerprint != looks_alike.fingerprint
     for one, text in ((request, composed), (looks_alike, decomposed)):
         odd = text in ("A\u030a", "/tmp/e\u0301", "\u212b")
-        assert ("non-nfc" in canonical.flags(one.canonical)) == odd
+        assert ("non-nfc" in flags(one.canonical)) == odd
         assert ("NFC" in request_text(one, now=one.issued_at)) == odd
 
 

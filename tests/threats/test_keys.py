@@ -62,17 +62,19 @@ def resealed(world: World, token: str, **changes: Any) -> str:
 
 
 class OtherClock:
-    """A store whose database clock is off by ``shift`` milliseconds."""
+    """A store whose database clock is off by ``shift`` milliseconds, from when the test sets that."""
 
-    def __init__(self, store: SQLStore, shift: int) -> None:
-        self._store, self._shift = store, shift
+    shift = 0
+
+    def __init__(self, store: SQLStore) -> None:
+        self._store = store
 
     def now(self) -> int:
-        return self._store.now() + self._shift
+        return self._store.now() + self.shift
 
     def load(self, *args: Any, **options: Any) -> Loaded:
         found = self._store.load(*args, **options)
-        return replace(found, now=found.now + self._shift)
+        return replace(found, now=found.now + self.shift)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -148,8 +150,9 @@ def test_at42_a_guard_does_not_start_when_its_only_key_is_not_active_yet(world: 
 
 
 def test_at42_nothing_is_signed_before_the_key_is_active_by_the_databases_clock(world: World) -> None:
-    late = OtherClock(world.store, -120 * MINUTE)
+    late = OtherClock(world.store)
     other = world.another(store=late)
+    late.shift = -120 * MINUTE
 
     with pytest.raises(HitlGuardError) as caught:
         other.run(other.call())
@@ -307,6 +310,11 @@ def test_at45_after_a_revocation_everything_waits_for_an_operator_and_then_calls
 
     with other.refused("paused", "restored"):
         other.run(call)
+    # What the revoked key signed is not believed, so single pauses are set again before everything is resumed.
+    assert other.guard._desk.read("default").control.pauses == {("all", "")}
+    other.guard.pause(by=OPERATOR, tool="wire")
+    with other.refused("paused", "all"):
+        other.run(call)
     other.guard.resume(by=OPERATOR)
 
     with other.refused("paused", "tool"):
@@ -350,10 +358,11 @@ def test_at45_a_control_row_forged_with_the_compromised_key_lifts_no_pause_befor
 @pytest.mark.parametrize(
     "changes",
     [{"pauses": None}, {"pauses": [["all"]]}, {"pauses": [["everything", ""]]}, {"pauses": [["tool", 7]]},
-     {"pauses": ["all"]}, {"policy": 7}, {"tenant": "other"}, {"version": 7}, {"more": 1}],
+     {"pauses": ["all"]}, {"policy": 7}, {"tenant": "other"}, {"version": 7}, {"more": 1}, {"alg": "none"},
+     {"epoch": 9}],
     ids=repr,
 )
-def test_at45_an_odd_control_row_of_the_compromised_key_is_refused(
+def test_at45_a_control_row_of_the_compromised_key_stops_everything_whatever_it_says(
     attacked: tuple[World, Attacker], changes: dict[str, Any]
 ) -> None:
     world, attacker = attacked
@@ -363,8 +372,10 @@ def test_at45_an_odd_control_row_of_the_compromised_key_is_refused(
     attacker.set("control", {"body": forged}, tenant=b"default")
     other = node(world, keyring=revoked_rings(world)["compromised"])
 
-    with other.refused("invalid-signature", "mismatch"):
+    with other.refused("paused", "restored"):
         other.run(other.call("ping"))
+    other.guard.resume(by=OPERATOR)
+    assert other.run(other.call("ping")) == "done"
 
 
 # -- AT-47: the algorithm label --------------------------------------------------------------------------------------
@@ -626,7 +637,7 @@ def test_at63_nobody_but_an_operator_ends_the_standstill(world: World, by: Princ
     world.guard.request(world.call())
     restored = raised(world)
 
-    with pytest.raises(ConfigurationError):
+    with restored.refused("not-authorised", "role", kind="decision:refused"):
         restored.guard.resume(by=by)
 
     with restored.refused("paused", "restored"):

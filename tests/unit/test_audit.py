@@ -196,7 +196,7 @@ def test_a_body_is_canonical() -> None:
     assert audit.body(code="x", amount=1.0, at=None) == b'{"amount":1,"at":null,"code":"x"}'
 
 
-@pytest.mark.parametrize("fact", [object(), "\ud800", float("inf"), {1: 2}, b"x"], ids=repr)
+@pytest.mark.parametrize("fact", [{1}, "\ud800", float("inf"), {1: 2}, b"x"], ids=repr)
 def test_a_body_holds_plain_data_only(fact: Any) -> None:
     with pytest.raises(CanonicalizationError):
         audit.body(fact=fact)

@@ -21,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hitl_guard import canonical
-from hitl_guard.canonical import DEFAULT_LIMITS, Limits, canonicalize, flags, parse
+from hitl_guard.canonical import DEFAULT_LIMITS, Limits, canonicalize, parse
 from hitl_guard.errors import CanonicalizationError, ConfigurationError
+from hitl_guard.render.flags import flags
 
 MAX_SAFE = 2**53 - 1
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

@@ -16,8 +16,8 @@ from hitl_guard.lifecycle import ledger
 from hitl_guard.lifecycle.ledger import Report
 from hitl_guard.models import ApprovalRequest
 from hitl_guard.rows import CONTROL_PREFIX, Draft, EventRow, Link, control_record
-from hitl_guard.store import hot
 from hitl_guard.store.sql import SQLStore
+from hitl_guard.store.values import tenant_digest
 from tests.databases import Database
 from tests.support import CAROL, OPERATOR, World
 from tests.threats.attacker import CONTROL, EVENTS, REQUESTS, Attacker, flipped, opened, reworded
@@ -430,7 +430,7 @@ def test_a_deleted_control_row_is_named(scene: Scene) -> None:
 
 def test_a_control_row_given_to_another_tenant_is_named(scene: Scene) -> None:
     scene.attacker.set(
-        CONTROL, {"tenant": b"other", "tenant_digest": hot.tenant_digest("other")}, tenant=b"default"
+        CONTROL, {"tenant": b"other", "tenant_digest": tenant_digest("other")}, tenant=b"default"
     )
 
     findings = {(finding.where, finding.code) for finding in scene.report().findings}

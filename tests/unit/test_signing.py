@@ -126,7 +126,7 @@ def test_no_key_signs_while_none_is_active(signer: Signer) -> None:
     assert (caught.value.code, caught.value.detail) == ("key-inactive", "no-active-key")
 
 
-@pytest.mark.parametrize("fields", [{"a": float("nan")}, {"a": object()}, {1: "a"}, {"a": "\ud800"}], ids=repr)
+@pytest.mark.parametrize("fields", [{"a": float("nan")}, {"a": {1}}, {1: "a"}, {"a": "\ud800"}], ids=repr)
 def test_what_has_no_canonical_form_is_not_signed(signer: Signer, fields: Any) -> None:
     with pytest.raises(CanonicalizationError):
         signer.sign("request", "t", fields, now=NOW)
@@ -202,7 +202,7 @@ def test_the_payload_that_the_spellings_vary_is_accepted(signer: Signer) -> None
     "token",
     [
         None, 7, True, [], {}, b"", "", b".", b"..", "a", "\u00e9.\u00e9", "\ud800", bytearray(b"e30.AA"),
-        memoryview(b"e30"), b"e30", b"e30.", b"!!!!.AAAA", b"e30=.AAAA", "x" * 300_000, b"\0" * 10, b"\xff.\xff",
+        b"e30", b"e30.", b"!!!!.AAAA", b"e30=.AAAA", "x" * 300_000, b"\0" * 10, b"\xff.\xff",
     ],
     ids=lambda token: f"{token!r:.30}",
 )
@@ -439,20 +439,19 @@ def test_the_audit_cannot_examine_what_a_destroyed_or_unknown_key_signed() -> No
         opened(Examiner(Keyring([key(2)])), token)
 
 
-def test_key_id_and_fields_can_be_shown_unverified() -> None:
+def test_a_texts_key_id_can_be_shown_unverified() -> None:
     token = Signer(Keyring([key(1)])).sign("request", "t", {"a": 1}, now=NOW)
     payload = token.partition(b".")[0]
 
     assert signing.unverified_key_id(payload) == "k1"
-    assert signing.unverified_fields(payload) == COMMON | {"a": 1}
 
 
 @pytest.mark.parametrize("token", [b"", b"x", b".AAAA", encode(b"[]"), encode(b"{} ")])
 def test_nothing_can_be_shown_of_what_is_no_signed_text(token: bytes) -> None:
-    for show in (signing.unverified_key_id, signing.unverified_fields):
-        with pytest.raises(InvalidApprovalError) as caught:
-            show(token)
-        assert caught.value.detail == "malformed"
+    with pytest.raises(InvalidApprovalError) as caught:
+        signing.unverified_key_id(token)
+
+    assert caught.value.detail == "malformed"
 
 
 @pytest.mark.parametrize("fields", [{}, {"kid": 7}, {"kid": None}])

@@ -30,7 +30,10 @@ _GRACE_S = 2
 
 
 class MariaDB(Dialect):
-    """A MariaDB (10.5 or later) or MySQL (8.0 or later) server with InnoDB."""
+    """A MariaDB (10.5 or later) or MySQL (8.0 or later) server with InnoDB.
+
+    A claim is as durable as the server's ``innodb_flush_log_at_trx_commit``: leave it at 1.
+    """
 
     name = "mariadb"
     # SYSDATE is the moment of its evaluation, NOW that of the statement's start.

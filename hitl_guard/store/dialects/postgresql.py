@@ -89,7 +89,10 @@ class _Connection(psycopg.Connection[Any]):
 
 
 class PostgreSQL(Dialect):
-    """A PostgreSQL server, 14 or later."""
+    """A PostgreSQL server, 14 or later, with ``fsync`` on.
+
+    Sessions keep settings and prepared statements: a pooler in between must pool sessions, not transactions.
+    """
 
     name = "postgresql"
     words = Words(
