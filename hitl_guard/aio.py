@@ -145,9 +145,9 @@ class AsyncGuard:
         """See `Guard.wrap`."""
         return self.guard.wrap(execute, pause=pause, effect=effect)
 
-    def seal(self, function: F, *, name: str | None = None) -> F:
-        """See `Guard.seal`."""
-        return self.guard.seal(function, name=name)
+    def sealed(self, function: F, *, name: str | None = None) -> F:
+        """See `Guard.sealed`."""
+        return self.guard.sealed(function, name=name)
 
     def coverage(self, tools: Any) -> Coverage:
         """See `Guard.coverage`."""

@@ -28,11 +28,12 @@ from .permits import (
 from .policy.code import ToolPolicy
 from .selfcheck import Coverage, coverage, selftest
 from .toolcalls import (
+    SEALED,
     Guarded,
     Turn,
     check_pause,
     check_wait,
-    guarded_of,
+    edit_notice,
     pending_result,
     refusal_result,
 )
@@ -116,8 +117,8 @@ class DropIn:
             return lambda wrapped: DropIn.tool(self, wrapped, **options)
         check_pause(pause)
         check_wait(wait)
-        if guarded_of(function) is not None:
-            raise ConfigurationError("This function is guarded already.")
+        if getattr(function, "__hitl_guard__", None) is not None:
+            raise ConfigurationError("This function is guarded already, or wraps one that is.")
         policy = None if require_approval is None else ToolPolicy(require_approval=require_approval)
         spec = spec_of(
             function, name=name, description=description, effect=effect, policy=policy, input_schema=input_schema,
@@ -184,7 +185,7 @@ class DropIn:
                     result.append(running.run(permit, start, item.spec.effect, self.settle))
         return turn.finish()
 
-    def seal(self: Core, function: F, *, name: str | None = None) -> F:
+    def sealed(self: Core, function: F, *, name: str | None = None) -> F:
         """Return the function sealed: it runs only under a permit of this tool with exactly the signed arguments.
 
         Frameworks' hooks can change arguments after the guard has seen them; a sealed function notices.
@@ -206,7 +207,7 @@ class DropIn:
                 return function(*args, **kwargs)
 
             sealed = sealed_sync
-        sealed.__hitl_sealed__ = True
+        SEALED.add(sealed)
         return cast(F, sealed)
 
     def coverage(self, tools: Any) -> Coverage:
@@ -280,7 +281,7 @@ def _guarded(guard: Core, spec: ToolSpec, function: Callable[..., Any], pause: s
             return _paused(guard, call, grant, pause, spec.effect, wait, caller(function, spec))
 
         result = guarded
-    result.__hitl_guard__ = Guarded(spec, function, guard)
+    result.__hitl_guard__ = Guarded(spec, function, guard, result)
     return result
 
 
@@ -292,7 +293,12 @@ def _paused(
         permit = awaited_permit(guard, call, grant.get("request_id"), grant.get("token"), wait)
     except (ApprovalRequired, RefusedError, CanonicalizationError) as error:
         return _told(error, pause)
-    return running.run(permit, start, effect, guard.settle)
+    return _reported(permit, running.run(permit, start, effect, guard.settle), pause)
+
+
+def _reported(permit: Permit, result: Any, pause: str) -> Any:
+    """Return a tool's result; where it goes straight to the model, with the notice that a person changed the call."""
+    return {"message": edit_notice(permit).strip(), "result": result} if permit.edited and pause == "result" else result
 
 
 def _told(error: ApprovalRequired | RefusedError | CanonicalizationError, pause: str) -> Any:
@@ -310,4 +316,4 @@ async def _paused_async(
         permit = await awaited_permit_async(guard, call, grant.get("request_id"), grant.get("token"), wait)
     except (ApprovalRequired, RefusedError, CanonicalizationError) as error:
         return _told(error, pause)
-    return await running.run_async(permit, start, effect, guard.settle)
+    return _reported(permit, await running.run_async(permit, start, effect, guard.settle), pause)

@@ -15,7 +15,7 @@ from .lifecycle.toolspec import ToolSpec, check_effect
 from .models import ApprovalRequest, Permit, ToolCall
 from .policy.core import Verdict
 from .selfcheck import Checked
-from .toolcalls import check_guarded, check_wait, guarded_of
+from .toolcalls import check_guarded, check_mark, check_wait, guarded_of
 
 FIELDS = frozenset(
     {"agent", "call_id", "context", "occurrence", "request_id", "run_id", "tenant", "token", "turn", "user"}
@@ -64,6 +64,7 @@ def prepared_run(
         ConfigurationError: the tool cannot be called or is guarded as another one, or effect or wait are unusable.
     """
     check_wait(wait)
+    check_mark(tool)
     spec, guarded = known(guard, call.tool), guarded_of(tool)
     if guarded is not None:
         check_guarded(guarded, call.tool, guard)

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .errors import ApprovalRequired, ConfigurationError, DecisionError, HitlGuardError, UnavailableError
+from .errors import ApprovalRequired, ConfigurationError, DecisionError, HitlGuardError, RefusedError, UnavailableError
 from .lifecycle import control as controls
 from .lifecycle.desk import CANARY_TENANT, CANARY_TOOL, Desk
 from .lifecycle.running import is_async
 from .models import Permit, Principal, ToolCall
-from .toolcalls import guarded_of, pending_result
+from .toolcalls import SEALED, guarded_of, pending_result
 
 _OPERATOR = "hitl-guard selftest"
 
@@ -59,7 +59,7 @@ def coverage(tools: Any) -> Coverage:
 
 def is_covered(tool: Any) -> bool:
     """Whether a tool asks the guard by itself, or is sealed and refuses without it."""
-    return guarded_of(tool) is not None or getattr(tool, "__hitl_sealed__", None) is True
+    return guarded_of(tool) is not None or tool in SEALED
 
 
 def selftest(guard: Checked, agent: Any = None) -> None:
@@ -132,8 +132,8 @@ def dispatched() -> Iterator[list[Any]]:
         yield ended
     except ApprovalRequired as pause:
         ended.append(pending_result(pause.request))
-    except UnavailableError:
-        raise
+    except (UnavailableError, RefusedError):
+        raise  # the guard itself answered: it is paused, say
     except Exception as error:
         raise _ungated() from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,11 +29,20 @@ PAUSES = ("raise", "result")
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What a guarded function carries in ``__hitl_guard__``: its specification and the function itself."""
+    """What a guarded function carries in ``__hitl_guard__``.
+
+    Attributes:
+        function: The plain function. wrapper: The guarded one that was made of it, and the only one this counts for.
+    """
 
     spec: ToolSpec
     function: Callable[..., Any]
     guard: Any
+    wrapper: Callable[..., Any]
+
+
+SEALED: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
+"""The sealed functions themselves: a mark on a function could be copied to another one."""
 
 
 class Asker(Protocol):
@@ -191,9 +201,18 @@ def check_wait(wait: object) -> None:
 
 
 def guarded_of(tool: object) -> Guarded | None:
-    """Return what a guarded function carries; None for any other."""
+    """Return what a guarded function carries; None for any other, also for one that only copied the mark."""
     guarded = getattr(tool, "__hitl_guard__", None)
-    return guarded if isinstance(guarded, Guarded) else None
+    return guarded if isinstance(guarded, Guarded) and guarded.wrapper is tool else None
+
+
+def check_mark(tool: object) -> None:
+    """Raise `ConfigurationError` for a function that carries another one's mark, as `functools.wraps` copies it.
+
+    What it does around the guarded function would be skipped, or it runs without the guard: nobody can tell.
+    """
+    if isinstance(getattr(tool, "__hitl_guard__", None), Guarded) and guarded_of(tool) is None:
+        raise ConfigurationError("The function wraps a guarded one: put the guard's decorator outermost.")
 
 
 def check_guarded(guarded: Guarded, name: object, guard: object) -> None:
@@ -209,6 +228,7 @@ def check_guarded(guarded: Guarded, name: object, guard: object) -> None:
 
 def unwrapped(name: str, tool: Callable[..., Any]) -> tuple[ToolSpec, Callable[..., Any]]:
     """Return specification and plain function of a tool, guarded already or not."""
+    check_mark(tool)
     guarded = guarded_of(tool)
     if guarded is not None:
         return guarded.spec, guarded.function

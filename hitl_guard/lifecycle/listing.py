@@ -58,14 +58,12 @@ def listed(
     Raises:
         ConfigurationError: a filter is of the wrong type, or a state is unknown.
     """
-    if isinstance(states, str) or not set(states) <= STATES:
+    if not isinstance(states, (list, tuple, set, frozenset)) or not set(states) <= STATES:
         raise ConfigurationError(f"'states' is a list of these: {', '.join(sorted(STATES))}.")
     if type(limit) is not int:
         raise ConfigurationError("'limit' must be an integer.")
     check_optional("tenant", tenant)
     check_optional("run_id", run_id)
-    if type(limit) is not int or limit < 1 or not isinstance(states, (list, tuple, set, frozenset)):
-        raise ConfigurationError("'limit' must be a positive integer and 'states' a list of states.")
     run = None if run_id is None or tenant is None else fingerprint.run_digest(tenant, run_id)
     size = max(1, min(limit, MAX_PAGE))
     rows = desk.store.open_requests(tenant=tenant, limit=size, after=_cursor(after), run=run)

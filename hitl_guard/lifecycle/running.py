@@ -89,12 +89,19 @@ def _start(permit: Permit, tool: Callable[[Permit], Any], effect: str, settle: S
     try:
         with _current(permit):
             result = tool(permit)
+        _check_result(result)
     except BaseException as error:
         _record(settle, permit, outcome_of(error, effect), error)
         raise
     if not inspect.isawaitable(result):
         receipt(settle, permit, result)
     return result
+
+
+def _check_result(result: object) -> None:
+    """Raise `ConfigurationError` for a generator: its body has not run, and would run after the outcome is recorded."""
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise ConfigurationError("The tool returned a generator; let it return its result itself.")
 
 
 def _abandon(settle: Settle, permit: Permit, effect: str, result: Any, error: BaseException) -> None:
@@ -127,7 +134,7 @@ async def run_async(permit: Permit, tool: Callable[[Permit], Any], effect: str, 
             _abandon(settle, permit, effect, result, asyncio.CancelledError())
 
     try:
-        result = await offload(lambda: _start(permit, tool, effect, settle), undo=abandon)
+        result = await offload(lambda: _start(permit, tool, effect, settle), undo=abandon, tool=True)
     except asyncio.CancelledError as error:
         if not permit.ran:
             take(permit)
@@ -141,6 +148,7 @@ async def _awaited(permit: Permit, work: Awaitable[Any], effect: str, settle: Se
     try:
         with _current(permit):
             result = await work
+        _check_result(result)
     except GeneratorExit as error:  # the loop is gone, so nothing can be awaited any more
         _record(settle, permit, outcome_of(error, effect), error)
         raise

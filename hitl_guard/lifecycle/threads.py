@@ -13,21 +13,24 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 
 
-def _new_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=32, thread_name_prefix="hitl-guard")
+def _new_pool(purpose: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=32, thread_name_prefix=f"hitl-guard-{purpose}")
 
 
-_POOL = _new_pool()
+_POOL = _new_pool("checks")
+_TOOLS = _new_pool("tools")
+"""Tools have threads of their own: slow ones must not keep the checks, the receipts or each other's guard waiting."""
 _LOOP: contextvars.ContextVar[asyncio.AbstractEventLoop | None] = contextvars.ContextVar("hitl_loop", default=None)
 
 
 def _after_fork() -> None:
     # A forked child has none of its parent's threads.
-    global _POOL
-    _POOL = _new_pool()
+    global _POOL, _TOOLS
+    _POOL, _TOOLS = _new_pool("checks"), _new_pool("tools")
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def resolve(awaitable: Awaitable[T], timeout_s: float) -> T:
@@ -59,15 +62,18 @@ async def _limited(awaitable: Awaitable[T], timeout_s: float) -> T:
         raise RuntimeError("The awaitable was cancelled.") from error
 
 
-async def offload(call: Callable[[], T], *, undo: Callable[[T], Any] | None = None, must_end: bool = False) -> T:
+async def offload(
+    call: Callable[[], T], *, undo: Callable[[T], Any] | None = None, must_end: bool = False, tool: bool = False
+) -> T:
     """Run ``call`` in a worker thread and wait for its end, come what may.
 
     A cancelled task does not leave the call half-known: one that has not begun is dropped, unless it ``must_end``; one
-    that has begun is waited for, and ``undo`` gets its result, before the cancellation goes on.
+    that has begun is waited for, and ``undo`` gets its result, before the cancellation goes on. ``tool``: it is a tool
+    that runs, for as long as it likes.
     """
     context = contextvars.copy_context()
     context.run(_LOOP.set, asyncio.get_running_loop())
-    job = _POOL.submit(context.run, _caught, call)
+    job = (_TOOLS if tool else _POOL).submit(context.run, _caught, call)
     try:
         value, error = await asyncio.shield(asyncio.wrap_future(job))
     except asyncio.CancelledError:

@@ -106,6 +106,8 @@ def _schema(signature: inspect.Signature, function: Callable[..., Any]) -> dict[
         hint = hints.get(parameter)
         kind = by_text.get(hint) if isinstance(hint, str) else names.get(hint) if isinstance(hint, type) else None
         properties[parameter] = {} if kind is None else {"type": kind}
+        if kind is not None and signature.parameters[parameter].default is None:
+            properties[parameter] = {"type": [kind, "null"]}  # "x: int = None", as many write it
     required = [item.name for item in signature.parameters.values() if item.default is item.empty]
     return {"additionalProperties": False, "properties": properties, "required": required, "type": "object"}
 

@@ -82,6 +82,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
     """A pool of one thread, so that a test can keep all others queued."""
     with ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(threads, "_POOL", pool)
+        monkeypatch.setattr(threads, "_TOOLS", pool)
         yield pool
 
 
@@ -304,7 +305,7 @@ async def test_a_wrapped_dispatcher_and_a_sealed_function_are_the_same(world: Wo
     async def look_up(order: str) -> str:
         return world.tool(order=order)
 
-    sealed = guard.seal(look_up)
+    sealed = guard.sealed(look_up)
 
     async def execute(name: str, args: Any, context: Any) -> Any:
         return await sealed(**args)
@@ -808,3 +809,16 @@ async def test_a_policy_document_is_read_the_same_by_both(world: World) -> None:
     node = world.another(policy=document(POLICY))
 
     assert await asynchronous(node).evaluate(world.call()) == node.guard.evaluate(world.call())
+
+
+async def test_slow_tools_keep_no_check_waiting(world: World) -> None:
+    guard, gate = asynchronous(world), threading.Event()
+    calls = [world.call("lookup") for _ in range(40)]
+    slow = [asyncio.create_task(guard.run(call, lambda **_: gate.wait(LIMIT_S))) for call in calls]
+    await asyncio.sleep(0)
+
+    verdict = await asyncio.wait_for(guard.evaluate(world.call()), LIMIT_S)
+
+    gate.set()
+    await asyncio.gather(*slow)
+    assert verdict.status == "user-approval"

@@ -652,7 +652,7 @@ def sealed(world: World, kind: str, name: str = "refund") -> Callable[..., Any]:
     async def refund_async(order: str, amount: float = 10) -> str:
         return world.tool(order=order, amount=amount)
 
-    return world.guard.seal(refund if kind == "sync" else refund_async, name=name)
+    return world.guard.sealed(refund if kind == "sync" else refund_async, name=name)
 
 
 def run_with(world: World, kind: str, call: ToolCall, tool: Callable[..., Any]) -> Any:
@@ -724,7 +724,7 @@ def test_a_sealed_tool_may_take_the_idempotency_key(world: World) -> None:
     def refund(order: str, key: str) -> str:
         return world.tool(order=order, key=key)
 
-    tool: Callable[..., str] = world.guard.tool(world.guard.seal(refund), idempotency_argument="key")
+    tool: Callable[..., str] = world.guard.tool(world.guard.sealed(refund), idempotency_argument="key")
     with world.guard.context(**SCOPE, call_id="c"):
         request = asked(lambda: tool("A-1"))
         world.approve(request)

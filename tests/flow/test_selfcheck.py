@@ -57,7 +57,7 @@ class Named:
 @pytest.mark.parametrize("shape", [dict, list, tuple, Agent], ids=lambda shape: shape.__name__)
 def test_x19_tools_that_are_not_covered_are_named_at_start(world: World, shape: Any) -> None:
     guarded = world.guard.tool(delete_order)
-    sealed = world.guard.seal(look_up)
+    sealed = world.guard.sealed(look_up)
     tools = {"delete_order": guarded, "look_up": sealed, "print": print, "framework_tool": Named()}
     given = shape(tools if shape in (dict, Agent) else tools.values())
 
@@ -73,7 +73,7 @@ def test_x19_a_sensitive_tool_called_around_the_guard_refuses(world: World) -> N
     def refund(order: str) -> str:
         return world.tool(order=order)
 
-    sealed = world.guard.seal(refund)
+    sealed = world.guard.sealed(refund)
 
     with world.refused("args-mismatch", "unguarded"):
         sealed("A-17")
@@ -81,7 +81,10 @@ def test_x19_a_sensitive_tool_called_around_the_guard_refuses(world: World) -> N
     assert world.guard.run(call, sealed) == "done"
 
 
-@pytest.mark.parametrize("given", [None, 7, "refund", delete_order, object()], ids=repr)
+GIVEN = [None, 7, "refund", delete_order, object()]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=["nothing", "number", "text", "function", "object"])
 def test_what_holds_no_tools_is_no_agent(world: World, given: Any) -> None:
     with pytest.raises(ConfigurationError, match="mapping or a list"):
         world.guard.coverage(given)
@@ -111,7 +114,7 @@ def test_an_asynchronous_guarded_function_is_no_dispatcher(world: World, kind: s
         """Do nothing."""
 
     check(world, kind, world.guard.tool(close))
-    check(world, kind, world.guard.seal(close))
+    check(world, kind, world.guard.sealed(close))
 
 
 # -- the canary -------------------------------------------------------------------------------------------------------

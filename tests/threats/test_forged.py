@@ -38,7 +38,7 @@ def signer_of(world: World) -> signing.Signer:
 
 @pytest.mark.parametrize(
     "name",
-    [secrets.token_urlsafe(16), "a", "", "x" * 64, "x" * 65, "x" * 100_000, "\0", "\ud800", "' OR 1=1 --", "../a", 7,
+    ["A" * 22, "a", "", "x" * 64, "x" * 65, "x" * 100_000, "\0", "\ud800", "' OR 1=1 --", "../a", 7,
      b"bytes", True, ["id"]],
     ids=repr,
 )

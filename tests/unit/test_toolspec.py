@@ -284,3 +284,14 @@ def test_a_refusal_does_not_repeat_what_was_given() -> None:
         check({"properties": {"pin": {"type": "integer"}}}, {"pin": "hunter2"})
 
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_default_of_none_is_allowed_by_the_schema() -> None:
+    def search(query: str, limit: int = None) -> None:  # type: ignore[assignment]  # noqa: RUF013
+        """Search."""
+
+    spec = spec_of(search)
+
+    validate(spec.definition, canonical.canonicalize(spec.bind((), {"query": "x"})))
+    assert spec.definition.input_schema is not None
+    assert spec.definition.input_schema["properties"]["limit"] == {"type": ["integer", "null"]}
