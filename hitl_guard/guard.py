@@ -249,6 +249,7 @@ class Guard(People, DropIn):
         # 8 fingerprint
         self._check_fingerprint(bound, record)
         # 9 tool definition
+        bound.check_definition()
         outdated = self._outdated(bound, record)
         if isinstance(outdated, ToolChangedError):
             raise outdated
@@ -305,6 +306,7 @@ class Guard(People, DropIn):
     def _judge(self, bound: Bound, reading: Reading) -> Verdict:
         """Return the verdict on a call that has no request to use: never made before, not paused, not denied."""
         _check_unspent(reading)
+        bound.check_definition()
         reading.control.check(tool=bound.tool, agent=bound.agent, policy_version=self.policy_version)
         verdict = self._desk.evaluate(bound)
         if verdict.status is Status.DENIED:

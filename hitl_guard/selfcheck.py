@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import isfunction
 from typing import Any, Protocol
 
 from .errors import ApprovalRequired, ConfigurationError, DecisionError, HitlGuardError, RefusedError, UnavailableError
@@ -59,7 +60,8 @@ def coverage(tools: Any) -> Coverage:
 
 def is_covered(tool: Any) -> bool:
     """Whether a tool asks the guard by itself, or is sealed and refuses without it."""
-    return guarded_of(tool) is not None or tool in SEALED
+    # Frameworks' tool objects need not be hashable; a sealed function is.
+    return guarded_of(tool) is not None or (isfunction(tool) and tool in SEALED)
 
 
 def selftest(guard: Checked, agent: Any = None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -102,6 +102,12 @@ class Bound:
     context: bytes | None
     spec: ToolSpec | None
 
+    def check_definition(self) -> None:
+        """Raise `ToolChangedError` if the call brings another tool's definition, or not the registered one."""
+        given = self.definition
+        if given is not None and (given.name != self.tool or self.spec is not None and self.spec.definition != given):
+            raise ToolChangedError("The call brings another definition than the tool's; load the tool anew.")
+
     def policy_input(self) -> PolicyInput:
         """Return what the policy may look at, decoded afresh."""
         return PolicyInput(
@@ -152,7 +158,6 @@ class Desk:
 
         Raises:
             CanonicalizationError: the arguments have no canonical form, exceed a limit or break the tool's schema.
-            ToolChangedError: the call brings another definition than the registered tool's.
             ConfigurationError: a part of the scope is missing or contradicts another.
         """
         tool = check_text("tool", call.tool)
@@ -174,15 +179,11 @@ class Desk:
             tool=tool, canonical=raw, fingerprint=print_, scope=scope, identity=fingerprint.identity(scope, print_),
             tool_digest=fingerprint.tool_digest(definition or ToolDefinition(tool)), definition=definition,
             agent=None if agent is None else check_text("agent", agent), parties=parties(call.user, call.agent),
-            turn=tuple(self._earlier(_calls(call.turn))),
+            turn=tuple(
+                (check_text("tool", one.tool), self.canonical_arguments(one.arguments)) for one in _calls(call.turn)
+            ),
             context=None if call.context is None else self.canonical_value(_plain(call.context)), spec=spec,
         )
-
-    def _earlier(self, turn: Iterable[ToolCall]) -> Iterator[tuple[str, bytes]]:
-        """Yield the earlier calls of a turn as bytes. One that has no canonical form never runs, so it never counts."""
-        for one in turn:
-            with suppress(CanonicalizationError):
-                yield check_text("tool", one.tool), self.canonical_arguments(one.arguments)
 
     def canonical_arguments(self, arguments: Mapping[str, Any] | str | bytes) -> bytes:
         """Return the canonical bytes of an arguments object, given as plain data or as raw JSON text."""
@@ -345,14 +346,12 @@ class Desk:
 
 
 def _definition(call: ToolCall, spec: ToolSpec | None) -> ToolDefinition | None:
-    """Return the definition that is bound: the call's or the registered tool's, which must not differ."""
+    """Return the definition that is bound: the call's, else the registered tool's."""
     known, given = None if spec is None else spec.definition, call.definition
     if given is None:
         return known
-    if not isinstance(given, ToolDefinition) or given.name != call.tool:
-        raise ConfigurationError("'definition' must be the ToolDefinition of the tool that is called.")
-    if known is not None and known != given:
-        raise ToolChangedError("The call brings another definition than the registered tool's; load the tool anew.")
+    if not isinstance(given, ToolDefinition):
+        raise ConfigurationError("'definition' must be a ToolDefinition.")
     return given
 
 

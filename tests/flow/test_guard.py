@@ -152,6 +152,17 @@ def test_a_call_that_has_run_cannot_spend_the_grant_of_another_one(world: World)
     assert world.run(other) == "done"
 
 
+def test_the_context_that_was_signed_counts_where_the_loop_gives_none_later(world: World) -> None:
+    text = POLICY + "  - id: abroad\n    tools: [look_up]\n    when: context.country != 'CH'\n    effect: deny\n"
+    node = world.another(policy=document(text))
+    here = {"country": "CH"}
+    call, request = node.grant(node.call("look_up", {}, call_id="c", context=here))
+
+    with node.refused("policy-denied"):
+        node.run(node.call("look_up", {}, call_id="c", context={"country": "DE"}), request_id=request.id)
+    assert node.run(node.call("look_up", {}, call_id="c"), request_id=request.id) == "done"
+
+
 # -- deny and retry ---------------------------------------------------------------------------------------------------
 
 
@@ -871,6 +882,21 @@ def test_a_guard_takes_its_keys_from_the_environment_by_itself(world: World, mon
 
     monkeypatch.setenv(KEYS_VARIABLE, json.dumps(json.loads(world.keyring.dump().reveal())))
     assert Guard(policy="denied", store=world.store).evaluate(world.call()).status is Status.DENIED
+
+
+@pytest.mark.parametrize("wrong", [{"keyring": "keys.json"}, {"settings": {"skew": 1}}], ids=str)
+def test_a_guard_takes_no_other_things_for_its_parts(world: World, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="must be a Keyring"):
+        world.another(**wrong)
+
+
+@pytest.mark.parametrize("thing", [None, {"tool": "refund"}, "refund"], ids=str)
+def test_what_is_no_call_or_no_permit_is_a_configuration_error(world: World, thing: Any) -> None:
+    for use in (world.guard.evaluate, world.guard.request, world.guard.authorize):
+        with pytest.raises(ConfigurationError, match="ToolCall"):
+            use(thing)
+    with pytest.raises(ConfigurationError, match="permit"):
+        world.guard.settle(thing, "succeeded")
 
 
 @pytest.mark.parametrize("store", [None, "sqlite:///approvals.db", object()])

@@ -169,9 +169,9 @@ def test_a_line_moved_to_another_tenants_list_shows_that_tenant_nothing(attacked
 
 
 @pytest.mark.parametrize(
-    "after", ["", "x", "1", ":a", "1:", "-1:a", "١:a", "1" * 17 + ":a", "1:" + "a" * 65, "1.5:a"]
+    "after", [7, b"1:a", "", "x", "1", ":a", "1:", "-1:a", "١:a", "1" * 17 + ":a", "1:" + "a" * 65, "1.5:a"]
 )
-def test_a_cursor_that_no_page_gave_is_refused(world: World, after: str) -> None:
+def test_a_cursor_that_no_page_gave_is_refused(world: World, after: Any) -> None:
     with pytest.raises(ConfigurationError, match="after"):
         world.guard.pending(after=after)
 

@@ -160,7 +160,7 @@ def test_the_canarys_name_is_an_ordinary_tool_outside_the_self_test(world: World
 
 
 def test_a_definition_must_be_the_called_tools(world: World) -> None:
-    with pytest.raises(ConfigurationError):
+    with world.refused("tool-changed"):
         world.guard.request(world.call(definition=ToolDefinition("harmless")))
 
 

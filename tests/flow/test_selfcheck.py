@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -79,6 +80,26 @@ def test_x19_a_sensitive_tool_called_around_the_guard_refuses(world: World) -> N
         sealed("A-17")
     call, _ = world.grant(world.call(arguments={"order": "A-17"}))
     assert world.guard.run(call, sealed) == "done"
+
+
+@dataclass
+class Unhashable:
+    """A tool as frameworks have them: compared by value, so without a hash."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """A tool without room for a weak reference."""
+
+    name: str
+
+
+def test_a_frameworks_tool_object_of_any_kind_is_reported(world: World) -> None:
+    report = world.guard.coverage([Unhashable("charge"), Narrow("pay"), world.guard.tool(delete_order)])
+
+    assert (report.guarded, report.unguarded) == (("delete_order",), ("charge", "pay"))
 
 
 GIVEN = [None, 7, "refund", delete_order, object()]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from hitl_guard.errors import ApprovalRequired, HitlGuardError, UnavailableError
 from hitl_guard.store.base import Loaded
 
-LIMIT_S = 60
+LIMIT_S = 30
 """How long a rival waits for the others before the test fails: a guard against hanging, not a measure of speed."""
 
 T = TypeVar("T")

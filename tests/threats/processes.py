@@ -28,8 +28,8 @@ from tests.support import World, document
 from tests.threats.gates import LIMIT_S, GatedStore, at_once, told
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITERS = 4
-"""Connections of each kind per child, so that eight children fit into a server's usual limit."""
+WRITERS = 2
+"""Connections of each kind per child, so that eight children leave a server room for others."""
 
 
 class Line:

@@ -253,8 +253,8 @@ def test_at32_one_call_id_for_two_calls_of_a_turn_makes_two_requests(make_world:
     world.approve(second)
     with world.refused("args-mismatch"):
         world.run(replace(small, occurrence=1), request_id=second.id)
-    with world.refused("consumed", "spent"):
-        world.run(large, request_id=second.id)  # the first call's place was used
+    with world.refused("scope-mismatch"):
+        world.run(large, request_id=second.id)  # the first call's place, which was used besides
     with world.refused("scope-mismatch"):
         world.run(replace(large, occurrence=2), request_id=second.id)
     assert world.run(replace(large, occurrence=1)) == "done"
@@ -478,7 +478,6 @@ DEFINITIONS: dict[str, ToolDefinition | None] = {
     "server": replace(DEFINITION, server="https://evil.example"),
     "server version": replace(DEFINITION, server="https://tools.example#2"),
     "no server": replace(DEFINITION, server=None),
-    "name": replace(DEFINITION, name="Refund"),
     "nothing": None,
 }
 
@@ -500,6 +499,16 @@ def test_at36_a_tool_whose_definition_changed_needs_a_new_approval(
     with world.refused("superseded"):
         world.run(call, request_id=request.id)
     assert world.effects == []
+
+
+def test_at36_a_definition_of_another_tool_is_refused_and_not_even_asked_for(world: World) -> None:
+    call, request = world.grant(world.call(definition=DEFINITION))
+    other = replace(call, definition=replace(DEFINITION, name="Refund"))
+
+    for grant in (*named(request), {}):
+        with world.refused("tool-changed"):
+            world.run(other, **grant)
+    assert world.state(request) == "approved"
 
 
 def test_at36_a_schema_that_the_approved_arguments_no_longer_fit_refuses_too(world: World) -> None:

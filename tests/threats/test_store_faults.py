@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hitl_guard.errors import AuditUnavailableError, StoreUnavailableError, UnavailableError
+from hitl_guard.errors import AuditUnavailableError, ConsumedError, StoreUnavailableError, UnavailableError
 from hitl_guard.lifecycle.ledger import verify
 from hitl_guard.models import ApprovalRequest, ToolCall
 from hitl_guard.store.sql import SQLStore
@@ -356,6 +356,58 @@ def test_at60_a_lock_that_somebody_holds_is_waited_for_within_a_limit(database: 
     assert events(world, request) == ["request:approved"]
     assert world.run(call, request_id=request.id) == "done"
     world.store.close()
+
+
+class LosingStore:
+    """A real store whose first writes lose to a deadlock: nothing is written, and nobody else wrote either."""
+
+    def __init__(self, store: Any, losses: int) -> None:
+        self._store, self._losses = store, losses
+
+    def write(self, *args: Any) -> Any:
+        self._losses -= 1
+        return None if self._losses >= 0 else self._store.write(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def losing(world: World, losses: int) -> None:
+    store: Any = LosingStore(world.store, losses)
+    world.guard._desk.store = store
+
+
+def test_at60_a_refusal_or_a_receipt_that_loses_to_a_deadlock_is_written_all_the_same(world: World) -> None:
+    call, request = world.grant()
+    foreign = world.call(call_id=call.call_id, run_id="another-run")
+    losing(world, 3)
+
+    with world.refused("scope-mismatch"):
+        world.run(foreign, request_id=request.id)
+    permit = world.guard.authorize(call)
+    losing(world, 3)
+    world.guard.settle(permit, "succeeded")
+
+    assert events(world, request) == ["request:approved", "grant:claimed", "call:succeeded"]
+    with pytest.raises(ConsumedError) as again:
+        world.guard.settle(permit, "failed")
+    assert again.value.detail == "settled"
+
+
+def test_at60_what_loses_every_time_is_unavailable_and_not_forgotten(world: World) -> None:
+    call, request = world.grant()
+    permit = world.guard.authorize(call)
+    losing(world, 10_000)
+
+    with pytest.raises(UnavailableError) as lost:
+        world.guard.settle(permit, "succeeded")
+    with pytest.raises(AuditUnavailableError) as unaudited:
+        world.run(call, request_id=request.id)
+
+    assert (lost.value.code, lost.value.detail) == ("store-unavailable", "busy")
+    assert unaudited.value.code == "audit-unavailable"
+    losing(world, 0)
+    in_doubt(world, call, request)
 
 
 # -- AT-62: the process dies

@@ -44,14 +44,22 @@ class Arena:
         self.home = World(self.stores["home"], policy=self.policy, keyring=self.keyring)
         self.numbers = itertools.count()
 
-    def node(self, store: Any, *, policy: Policy | None = None, settings: Settings | None = None) -> World:
-        return World(store, policy=policy or self.policy, keyring=self.keyring, settings=settings)
+    def node(
+        self, name: str, passed: Callable[[], object] | None = None, *, policy: Policy | None = None,
+        settings: Settings | None = None, **gate: Any,
+    ) -> World:
+        """Return a guard on one node's connections; with ``passed`` it stops there after its first reading."""
+        world = World(self.stores[name], policy=policy or self.policy, keyring=self.keyring, settings=settings)
+        if passed is not None:  # only now, since a guard that starts reads as well
+            gated: Any = GatedStore(world.store, passed, **gate)
+            world.guard._desk.store = gated
+        return world
 
     def scene(self, tool: str, **settings: Any) -> Scene:
         """Return a new pending request; ``settings`` are the windows of the node that asks and claims."""
         number = next(self.numbers)
         call = ToolCall(tool, {"text": "hello"}, user="ana", run_id=f"run-{number}", call_id=f"call-{number}")
-        owner = self.node(self.stores["home"], settings=Settings(**settings))
+        owner = self.node("home", settings=Settings(**settings))
         return Scene(self, owner, call, owner.guard.request(call))
 
 
@@ -252,8 +260,9 @@ def raced(arena: Arena, scene: Scene, kinds: tuple[str, str], first: int | None)
                 assert done.wait(LIMIT_S)
 
         behind = None if kinds[side] == "expire" else scene.behind
-        store = GatedStore(arena.stores[("left", "right")[side]], passed, after=kind.reads, now=behind)
-        node = arena.node(store, policy=arena.later if kind.later else arena.policy)
+        node = arena.node(
+            ("left", "right")[side], passed, policy=arena.later if kind.later else None, after=kind.reads, now=behind
+        )
 
         def act() -> str:
             try:
@@ -317,7 +326,7 @@ def test_of_a_claim_and_a_pause_the_one_that_commits_first_counts(arena: Arena, 
             if first not in (None, kind):
                 assert done.wait(LIMIT_S)
 
-        node = arena.node(GatedStore(arena.stores["left" if kind == "claim" else "right"], passed))
+        node = arena.node("left" if kind == "claim" else "right", passed)
         try:
             if kind == "claim":
                 return told(lambda: node.run(scene.call, request_id=scene.request.id))
@@ -339,7 +348,7 @@ def test_of_a_claim_and_a_pause_the_one_that_commits_first_counts(arena: Arena, 
 def test_votes_towards_a_quorum_that_collide_are_all_kept(arena: Arena) -> None:
     scene = arena.scene("edict")
     people = [Principal(f"person-{number}") for number in range(8)]
-    node = arena.node(GatedStore(arena.stores["left"], all_read(len(people))))
+    node = arena.node("left", all_read(len(people)))
 
     decisions = at_once([partial(node.approve, scene.request, by=person) for person in people])
 
@@ -351,7 +360,7 @@ def test_votes_towards_a_quorum_that_collide_are_all_kept(arena: Arena) -> None:
 
 def test_one_person_who_votes_in_two_sessions_at_once_counts_once(arena: Arena) -> None:
     scene = arena.scene("memo")
-    node = arena.node(GatedStore(arena.stores["left"], all_read(2)))
+    node = arena.node("left", all_read(2))
 
     decisions = at_once([partial(node.approve, scene.request, by=BOB)] * 2)
 
@@ -361,7 +370,7 @@ def test_one_person_who_votes_in_two_sessions_at_once_counts_once(arena: Arena) 
 
 def test_the_same_call_asked_by_many_at_once_is_one_request(arena: Arena) -> None:
     call = ToolCall("mail", {"text": "hello"}, user="ana", run_id=f"run-{next(arena.numbers)}", call_id="asked-by-many")
-    node = arena.node(GatedStore(arena.stores["left"], all_read(8)))
+    node = arena.node("left", all_read(8))
 
     requests = at_once([partial(node.guard.request, call)] * 8)
 

@@ -12,6 +12,7 @@ import pytest
 from hitl_guard.errors import CanonicalizationError, ConfigurationError
 from hitl_guard.models import (
     MAX_FIELD_BYTES,
+    MAX_REASON,
     Permit,
     Principal,
     Requirement,
@@ -19,6 +20,7 @@ from hitl_guard.models import (
     ToolCall,
     ToolDefinition,
     check_optional,
+    check_reason,
     check_text,
 )
 
@@ -51,6 +53,17 @@ def test_a_text_that_cannot_be_an_id_is_refused(value: str, code: str) -> None:
 
     assert caught.value.code == code
     assert value not in str(caught.value)
+
+
+@pytest.mark.parametrize("reason", [None, "", "Because.", "x" * MAX_REASON], ids=lambda reason: str(reason)[:9])
+def test_a_reason_is_a_text_or_nothing(reason: Any) -> None:
+    check_reason(reason)
+
+
+@pytest.mark.parametrize("reason", [7, b"x", "x" * (MAX_REASON + 1), "\ud800"], ids=lambda reason: ascii(reason)[:9])
+def test_a_reason_that_cannot_be_kept_is_refused(reason: Any) -> None:
+    with pytest.raises(ConfigurationError, match="reason"):
+        check_reason(reason)
 
 
 def test_a_subclass_of_text_is_no_id() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import importlib.util
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -224,6 +225,27 @@ async def test_a_call_that_is_queued_is_dropped_unless_it_must_end(
             await task
 
     assert ran == [1] * must_end
+
+
+def test_where_processes_cannot_fork_nothing_needs_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "register_at_fork")
+    spec = importlib.util.spec_from_file_location("threads_without_fork", threads.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+
+    spec.loader.exec_module(module)
+
+    assert asyncio.run(module.offload(lambda: 7)) == 7
+
+
+async def test_a_tool_has_threads_of_its_own() -> None:
+    def where_am_i() -> str:
+        return threading.current_thread().name
+
+    names = [await offload(where_am_i), await offload(where_am_i, tool=True)]
+
+    assert [name.rsplit("_", 1)[0] for name in names] == ["hitl-guard-checks", "hitl-guard-tools"]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
