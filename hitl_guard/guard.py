@@ -316,6 +316,10 @@ class Guard(People, DropIn):
     def _decide_by_policy(self, bound: Bound, reading: Reading) -> Permit | None:
         """Where no request can be used: the policy lets it run, denies it, approves it by itself, or asks a person."""
         verdict = self._judge(bound, reading)
+        if reading.record is not None and reading.record.envelope.policy_version == self.policy_version:
+            # Under this very policy a person was asked about this call (the host may have wanted it), and nobody said
+            # yes: that the request ended must not let the call run.
+            verdict = ask.asking_again(verdict, reading.record)
         if verdict.status is Status.NOT_APPLICABLE:
             return claim.free_permit(bound)
         if verdict.status is Status.APPROVED:

@@ -291,15 +291,18 @@ class Permit:
         request_id, claim_id: What was spent, or None where the policy needs no approval.
         idempotency_key: Stable per approval; hand it to a service that honours one. None without an approval.
         edited: Whether a person changed the arguments that the model asked for.
+        start_by: When the tool must have started, by this process's monotonic clock in milliseconds; None: any time.
+            Later its call reads as in doubt, and somebody may have closed it.
     """
 
     __slots__ = ("_schema", "canonical", "claim_id", "edited", "fingerprint", "idempotency_key", "last", "lock", "ran",
-                 "record_digest", "request_id", "scope", "sealed", "tool", "version")
+                 "record_digest", "request_id", "scope", "sealed", "start_by", "tool", "version")
 
     def __init__(
         self, *, tool: str, canonical: bytes, fingerprint: str, scope: Scope, request_id: str | None = None,
         claim_id: str | None = None, version: int = 0, last: bytes = b"", record_digest: str = "",
-        idempotency_key: str | None = None, edited: bool = False, schema: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None, edited: bool = False, start_by: int | None = None,
+        schema: Mapping[str, Any] | None = None,
     ) -> None:
         self.tool = tool
         self.canonical = canonical
@@ -314,6 +317,7 @@ class Permit:
         self.edited = edited
         self.ran = False
         self.sealed = False
+        self.start_by = start_by
         self.lock = Lock()
         self._schema = schema
 

@@ -20,7 +20,6 @@ from .errors import (
     RefusedError,
     UnavailableError,
 )
-from .lifecycle.desk import Desk
 from .lifecycle.toolspec import ToolSpec, loose_spec_of
 from .models import ApprovalRequest, Permit, Principal, ToolCall
 from .policy.core import Status, Verdict
@@ -48,8 +47,6 @@ SEALED: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
 class Asker(Protocol):
     """What a turn needs of a guard."""
-
-    _desk: Desk
 
     def evaluate(self, call: ToolCall) -> Verdict:
         """See `hitl_guard.Guard.evaluate`."""
@@ -115,7 +112,7 @@ class Turn:
         for raw in _calls(self.messages[index]):
             item = self._item(raw, seen[_id(raw)], tuple(earlier))
             seen[_id(raw)] += 1
-            if isinstance(item, Item) and self._may_run(item.call):
+            if isinstance(item, Item):
                 earlier.append(item.call)
             if answered[_id(raw)] > 0:
                 answered[_id(raw)] -= 1
@@ -140,14 +137,6 @@ class Turn:
             agent=self.agent, definition=spec.definition, turn=earlier, context=self.context,
         )
         return Item(_id(raw), call, plain, spec)
-
-    def _may_run(self, call: ToolCall) -> bool:
-        """Whether a call counts for the later ones of its turn: one that has no canonical form never runs."""
-        try:
-            self.guard._desk.canonical_arguments(call.arguments)
-        except CanonicalizationError:
-            return False
-        return True
 
     def _waits(self, message_id: str) -> bool:
         return self.pause == "raise" and any(request.call_id == message_id for request in self.waiting)

@@ -163,7 +163,10 @@ def affected_requests(store_url: str, key_id: str) -> list[dict[str, str]]:
                 signed = _signed(row.envelope, [event.key_id for event in events], key_id)
                 if signed is not None:
                     found.append({"request": row.id, "signed": signed, "tenant": row.tenant})
-            after = page[-1][0], page[-1][1].id
+            last = page[-1][0], page[-1][1].id
+            if after is not None and last <= after:
+                break  # an edited list would come again for ever
+            after = last
     finally:
         store.close()
     return found

@@ -8,7 +8,7 @@ from typing import Any
 from .. import audit, canonical, fingerprint
 from ..envelope import DECISION_TYPE, REQUEST_TYPE, Envelope, Vote
 from ..models import Requirement
-from ..policy.core import Verdict
+from ..policy.core import Status, Verdict
 from ..rows import Draft, RequestRow
 from ..store.base import AddRequest, Append, Step
 from .control import steps_to_replace
@@ -126,6 +126,16 @@ def endings(reading: Reading, new_id_: str) -> list[Step]:
     if old is not None and old.stored_state in ("pending", "approved"):
         return [ending(old, "request:expired", reading.now)]
     return []
+
+
+def asking_again(verdict: Verdict, ended: Record) -> Verdict:
+    """Return a verdict that asks a person, with the ended request's requirements where the policy would not ask."""
+    if verdict.status is Status.USER_APPROVAL or ended.state not in ("expired", "revoked", "superseded"):
+        return verdict
+    return replace(
+        verdict, status=Status.USER_APPROVAL, requirements=ended.details.requirements, rules=ended.details.rules,
+        reason=ended.details.reason,
+    )
 
 
 def as_signed(bound: Bound, record: Record) -> Bound:

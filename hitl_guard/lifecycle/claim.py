@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import audit, fingerprint
+from .. import audit, clock, fingerprint
 from ..models import Permit
 from ..policy.core import Verdict
 from ..rows import Draft
@@ -44,7 +44,7 @@ def claim(desk: Desk, bound: Bound, reading: Reading, record: Record) -> Permit 
     return Permit(
         tool=record.details.tool, canonical=record.row.arguments, fingerprint=record.envelope.fingerprint, scope=scope,
         request_id=record.row.id, claim_id=claim_id, version=version, last=written.events[-1].mac,
-        record_digest=record.digest, edited=record.original != record.envelope.fingerprint,
+        record_digest=record.digest, edited=record.original != record.envelope.fingerprint, start_by=_start_by(desk),
         idempotency_key=fingerprint.idempotency_key(scope.tenant, record.row.id, record.envelope.fingerprint),
         schema=None if definition is None else definition.input_schema,
     )
@@ -74,7 +74,8 @@ def claim_automatic(desk: Desk, bound: Bound, reading: Reading, verdict: Verdict
     return Permit(
         tool=bound.tool, canonical=bound.canonical, fingerprint=bound.fingerprint, scope=bound.scope,
         request_id=envelope.request_id, claim_id=claim_id, version=2, last=written.events[-1].mac,
-        record_digest=digest, schema=None if bound.definition is None else bound.definition.input_schema,
+        record_digest=digest, start_by=_start_by(desk),
+        schema=None if bound.definition is None else bound.definition.input_schema,
         idempotency_key=fingerprint.idempotency_key(bound.scope.tenant, envelope.request_id, envelope.fingerprint),
     )
 
@@ -84,6 +85,10 @@ def _draft(
 ) -> Draft:
     body = audit.body(claim=claim_id, request=digest, run_by=now + desk.settings.run_within)
     return Draft("grant:claimed", tenant, now, body, request_id, version, key)
+
+
+def _start_by(desk: Desk) -> int:
+    return clock.monotonic_ms() + desk.settings.run_within
 
 
 def _control_was_missing(desk: Desk, reading: Reading) -> bool:

@@ -8,7 +8,15 @@ from typing import Any
 
 from .. import audit
 from ..envelope import CONTROL_TYPE
-from ..errors import InvalidSignatureError, KeyRevokedError, PausedError, PolicyChangedError, StoreRolledBackError
+from ..errors import (
+    InvalidApprovalError,
+    InvalidSignatureError,
+    KeyRevokedError,
+    KeyUnknownError,
+    PausedError,
+    PolicyChangedError,
+    StoreRolledBackError,
+)
 from ..rows import ControlRow, Draft, control_record
 from ..signing import COMMON_FIELDS, Signer
 from ..store.base import Append, SetControl, Step
@@ -70,9 +78,16 @@ def verify(row: ControlRow | None, *, tenant: str, overtaken: bool, signer: Sign
         fields = signer.open(
             row.body, expected_purpose="control", expected_type=CONTROL_TYPE, now=now, any_earlier_epoch=True
         )
-    except KeyRevokedError:
-        # Whoever stole the key may have written this row, so nothing in it counts: everything is paused.
+    except (KeyRevokedError, KeyUnknownError):
+        # Whoever stole the key may have written this row (or its key is gone), so nothing in it counts: all is paused.
         return Control(tenant, row.version, frozenset({EVERYTHING}), restored=True)
+    except InvalidApprovalError as error:
+        if error.detail == "epoch":
+            raise
+        # The store is damaged; an agent must not take that for a missing approval.
+        raise InvalidSignatureError(
+            "The control row cannot be read. Run 'hitl-guard audit verify'.", detail="malformed"
+        ) from error
     if fields.keys() != _FIELDS or fields["tenant"] != tenant or fields["version"] != row.version:
         raise InvalidSignatureError(
             "The control row is not this tenant's. Run 'hitl-guard audit verify'.", detail="mismatch"

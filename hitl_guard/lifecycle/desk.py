@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -17,6 +17,7 @@ from ..errors import (
     DecisionError,
     HitlGuardError,
     InvalidApprovalError,
+    KeyInactiveError,
     KeyRevokedError,
     RefusedError,
     StoreRolledBackError,
@@ -40,6 +41,9 @@ ROUNDS = 64
 
 REMEMBERED = 10_000
 """Spent keys that a process keeps before it looks which of them are over."""
+
+MAX_ID = 64
+"""Longest request id, in characters; ours have 22."""
 
 CANARY_TOOL = "hitl_guard_canary"
 CANARY_TENANT = "hitl-guard-selftest"
@@ -105,7 +109,7 @@ class Bound:
     def check_definition(self) -> None:
         """Raise `ToolChangedError` if the call brings another tool's definition, or not the registered one."""
         given = self.definition
-        if given is not None and (given.name != self.tool or self.spec is not None and self.spec.definition != given):
+        if given is not None and (given.name != self.tool or (self.spec is not None and self.spec.definition != given)):
             raise ToolChangedError("The call brings another definition than the tool's; load the tool anew.")
 
     def policy_input(self) -> PolicyInput:
@@ -179,11 +183,15 @@ class Desk:
             tool=tool, canonical=raw, fingerprint=print_, scope=scope, identity=fingerprint.identity(scope, print_),
             tool_digest=fingerprint.tool_digest(definition or ToolDefinition(tool)), definition=definition,
             agent=None if agent is None else check_text("agent", agent), parties=parties(call.user, call.agent),
-            turn=tuple(
-                (check_text("tool", one.tool), self.canonical_arguments(one.arguments)) for one in _calls(call.turn)
-            ),
+            turn=tuple(self._earlier(_calls(call.turn))),
             context=None if call.context is None else self.canonical_value(_plain(call.context)), spec=spec,
         )
+
+    def _earlier(self, turn: Iterable[ToolCall]) -> Iterator[tuple[str, bytes]]:
+        """Yield the earlier calls of a turn as bytes. One that has no canonical form never runs, so it never counts."""
+        for one in turn:
+            with suppress(CanonicalizationError):
+                yield check_text("tool", one.tool), self.canonical_arguments(one.arguments)
 
     def canonical_arguments(self, arguments: Mapping[str, Any] | str | bytes) -> bytes:
         """Return the canonical bytes of an arguments object, given as plain data or as raw JSON text."""
@@ -229,7 +237,7 @@ class Desk:
         spend_key: bytes | None = None,
     ) -> Reading:
         """Load control row, request and events in one go and verify them all before any column is believed."""
-        if request_id is not None and type(request_id) is not str:
+        if request_id is not None and (type(request_id) is not str or len(request_id) > MAX_ID):
             raise InvalidApprovalError("There is no such request; look at the list again.", detail="unknown")
         # What this process knew before it read: what its other threads write meanwhile is no loss.
         known = self._versions.get(tenant, 0), 0 if spend_key is None else self._remembered.get(spend_key, 0)
@@ -323,8 +331,8 @@ class Desk:
             if suppressed is not None:
                 try:
                     self._write_refusal(event, tenant, refusal, suppressed, facts)
-                except UnavailableError as error:
-                    if isinstance(refusal, UnavailableError):
+                except (UnavailableError, KeyInactiveError) as error:
+                    if isinstance(refusal, (UnavailableError, KeyInactiveError)):
                         raise refusal from error
                     if isinstance(error, StoreRolledBackError):
                         raise error from refusal

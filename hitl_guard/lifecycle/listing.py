@@ -99,7 +99,10 @@ def sweep(desk: Desk, *, limit: int) -> int:
     now, done = desk.store.now(), 0
     after: tuple[int, str] | None = None
     while done < limit and (rows := desk.store.open_requests(tenant=None, limit=MAX_PAGE, after=after)):
-        after = rows[-1][0], rows[-1][1].id
+        last = rows[-1][0], rows[-1][1].id
+        if after is not None and last <= after:
+            break  # an edited list would come again for ever
+        after = last
         for _, row, events in rows:
             if done >= limit:
                 break

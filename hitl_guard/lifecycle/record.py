@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import audit, fingerprint, signing
+from .. import audit, canonical, fingerprint, signing
 from ..envelope import DECISION_TYPE, REQUEST_TYPE, Envelope, Vote
 from ..errors import InvalidApprovalError, InvalidSignatureError, NotYetValidError, StoreRolledBackError
 from ..models import ApprovalRequest, Decision, Requirement, ToolDefinition
@@ -150,7 +150,7 @@ def _details(row: RequestRow, envelope: Envelope) -> Details:
     mismatch = InvalidSignatureError("A stored request is not what was signed.", detail="mismatch")
     if fingerprint.details_digest(row.details) != envelope.details:
         raise mismatch
-    details = Details.from_json(json.loads(row.details))
+    details = Details.from_json(canonical.decode(row.details))
     original = envelope.supersedes[1] if envelope.supersedes else envelope.fingerprint
     if (
         envelope.request_id != row.id

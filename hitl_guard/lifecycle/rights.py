@@ -32,14 +32,21 @@ class Parties:
 
 
 def folded(names: Iterable[str]) -> frozenset[str]:
-    """Return names as they are compared for self-approval: compatibility caseless (Unicode D146), no outer space."""
-    return frozenset(_caseless(name).strip() for name in names)
+    """Return names as they are compared for self-approval.
+
+    Compatibility caseless (Unicode D146), without outer space and without what nobody sees (zero-width, bidi).
+    """
+    return frozenset(_caseless(_visible(name)).strip() for name in names)
 
 
 def _caseless(name: str) -> str:
     # Folding undoes what normalising did (and the reverse) for some Greek letters; hence twice, as Unicode says.
     once = unicodedata.normalize("NFKC", unicodedata.normalize("NFD", name).casefold())
     return unicodedata.normalize("NFKC", once.casefold())
+
+
+def _visible(text: str) -> str:
+    return "".join(character for character in text if unicodedata.category(character) != "Cf")
 
 
 def parties(user: str | Principal, agent: str | Principal | None) -> Parties:

@@ -6,13 +6,15 @@ import asyncio
 import contextvars
 import inspect
 from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from .. import clock
 from ..errors import (
     AuditUnavailableError,
     ConfigurationError,
     ConsumedError,
+    ExpiredError,
     HitlGuardError,
     NoEffect,
 )
@@ -38,11 +40,14 @@ def take(permit: Permit) -> None:
 
     Raises:
         ConsumedError: it was started before.
+        ExpiredError: it lay too long since the claim; it starts nothing any more.
     """
     with permit.lock:
         if permit.ran:
             raise ConsumedError("This permit has started a tool already.", detail="permit")
         permit.ran = True
+    if permit.start_by is not None and clock.monotonic_ms() >= permit.start_by:
+        raise ExpiredError("The call was claimed too long ago to start now; ask again.", detail="run-by")
 
 
 def outcome_of(error: BaseException, effect: str) -> str:
@@ -85,7 +90,11 @@ def run(permit: Permit, tool: Callable[[Permit], Any], effect: str, settle: Sett
 
 def _start(permit: Permit, tool: Callable[[Permit], Any], effect: str, settle: Settle) -> Any:
     """Start a tool in this thread and settle it, unless what it returned must be awaited first."""
-    take(permit)
+    try:
+        take(permit)
+    except ExpiredError as error:
+        _record(settle, permit, "failed", error)
+        raise
     try:
         with _current(permit):
             result = tool(permit)
@@ -126,7 +135,12 @@ async def run_async(permit: Permit, tool: Callable[[Permit], Any], effect: str, 
     that is still queued then never starts.
     """
     if is_async(tool):
-        take(permit)
+        try:
+            take(permit)
+        except ExpiredError as error:
+            late = error
+            await offload(lambda: _record(settle, permit, "failed", late), must_end=True)
+            raise
         return await _awaited(permit, tool(permit), effect, settle)
 
     def abandon(result: Any) -> None:
@@ -137,7 +151,8 @@ async def run_async(permit: Permit, tool: Callable[[Permit], Any], effect: str, 
         result = await offload(lambda: _start(permit, tool, effect, settle), undo=abandon, tool=True)
     except asyncio.CancelledError as error:
         if not permit.ran:
-            take(permit)
+            with suppress(ExpiredError):
+                take(permit)
             cancelled = error
             await offload(lambda: _record(settle, permit, "failed", cancelled), must_end=True)
         raise

@@ -13,20 +13,25 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 
 
-def _new_pool(purpose: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=32, thread_name_prefix=f"hitl-guard-{purpose}")
+def _checks() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=32, thread_name_prefix="hitl-guard-checks")
 
 
-_POOL = _new_pool("checks")
-_TOOLS = _new_pool("tools")
-"""Tools have threads of their own: slow ones must not keep the checks, the receipts or each other's guard waiting."""
+def _tools() -> ThreadPoolExecutor:
+    # As many as there will be running tools: one that was claimed must not queue behind slow ones, and tools that call
+    # the guard must not wait for one another. Threads are made when they are needed.
+    return ThreadPoolExecutor(max_workers=4096, thread_name_prefix="hitl-guard-tools")
+
+
+_POOL = _checks()
+_TOOLS = _tools()
 _LOOP: contextvars.ContextVar[asyncio.AbstractEventLoop | None] = contextvars.ContextVar("hitl_loop", default=None)
 
 
 def _after_fork() -> None:
     # A forked child has none of its parent's threads.
     global _POOL, _TOOLS
-    _POOL, _TOOLS = _new_pool("checks"), _new_pool("tools")
+    _POOL, _TOOLS = _checks(), _tools()
 
 
 if hasattr(os, "register_at_fork"):

@@ -13,8 +13,14 @@ from typing import Any
 
 import pytest
 
-from hitl_guard import ApprovalRequired, AsyncGuard, Guard, NoEffect, Policy
-from hitl_guard.errors import ApprovalDeniedError, AuditUnavailableError, ConfigurationError, StoreUnavailableError
+from hitl_guard import ApprovalRequired, AsyncGuard, Guard, NoEffect, Permit, Policy, clock
+from hitl_guard.errors import (
+    ApprovalDeniedError,
+    AuditUnavailableError,
+    ConfigurationError,
+    ExpiredError,
+    StoreUnavailableError,
+)
 from hitl_guard.keyring import KEYS_VARIABLE
 from hitl_guard.lifecycle import running, threads
 from hitl_guard.lifecycle.running import current_permit
@@ -822,3 +828,39 @@ async def test_slow_tools_keep_no_check_waiting(world: World) -> None:
     gate.set()
     await asyncio.gather(*slow)
     assert verdict.status == "user-approval"
+
+
+async def test_a_call_that_was_claimed_too_long_ago_starts_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def asynchronously(permit: Permit) -> None:
+        world.tool(**permit.arguments)
+
+    def at_once(permit: Permit) -> None:
+        world.tool(**permit.arguments)
+
+    for start in (asynchronously, at_once):
+        call, request = world.grant()
+        permit = await asynchronous(world).authorize(call)
+        assert permit.start_by is not None
+        monkeypatch.setattr(clock, "monotonic_ms", lambda late=permit.start_by: late)
+
+        with pytest.raises(ExpiredError) as caught:
+            await running.run_async(permit, start, "opaque", world.guard.settle)
+
+        assert (caught.value.detail, world.state(request), world.effects) == ("run-by", "failed", [])
+        monkeypatch.undo()
+
+
+async def test_tools_that_call_the_guard_do_not_wait_for_one_another(world: World) -> None:
+    guard = asynchronous(world)
+    loop = asyncio.get_running_loop()
+    together = threading.Barrier(40)
+
+    def outer(**_: Any) -> Any:
+        together.wait(LIMIT_S)  # all 40 run at once, and each needs another thread now
+        return asyncio.run_coroutine_threadsafe(guard.run(world.call("inner"), lambda **_: "in"), loop).result(LIMIT_S)
+
+    done = await asyncio.gather(*(guard.run(world.call("outer"), outer) for _ in range(40)))
+
+    assert done == ["in"] * 40

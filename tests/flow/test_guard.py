@@ -156,7 +156,7 @@ def test_the_context_that_was_signed_counts_where_the_loop_gives_none_later(worl
     text = POLICY + "  - id: abroad\n    tools: [look_up]\n    when: context.country != 'CH'\n    effect: deny\n"
     node = world.another(policy=document(text))
     here = {"country": "CH"}
-    call, request = node.grant(node.call("look_up", {}, call_id="c", context=here))
+    _, request = node.grant(node.call("look_up", {}, call_id="c", context=here))
 
     with node.refused("policy-denied"):
         node.run(node.call("look_up", {}, call_id="c", context={"country": "DE"}), request_id=request.id)
@@ -280,15 +280,28 @@ def test_evaluate_tells_the_verdict_and_records_nothing(world: World) -> None:
     assert list(world.store.request_histories()) == []
 
 
-def test_an_overdue_request_is_ended_when_the_policy_decides_anew(world: World) -> None:
+def test_an_overdue_request_is_ended_when_another_policy_decides_by_itself(world: World) -> None:
     node = world.another(settings=Settings(decide_within=1))
     call = node.call("ping")
     request = node.guard.request(call)
     until(node.store, request.decide_by)
 
-    assert node.run(call) == "done"
+    assert world.another(policy=document(OTHER_POLICY)).run(call) == "done"
     assert node.state(request) == "expired"
     assert len(node.audited("request:expired")) == 1
+
+
+@pytest.mark.parametrize("tool", ["ping", "look_up"])
+def test_what_a_person_was_asked_about_does_not_run_because_nobody_answered(world: World, tool: str) -> None:
+    node = world.another(settings=Settings(decide_within=1))
+    call = node.call(tool)
+    request = node.guard.request(call)
+    until(node.store, request.decide_by)
+
+    again = world.ask(call)
+
+    assert (again.id != request.id, again.supersedes) == (True, None)
+    assert world.effects == []
 
 
 # -- a person's answer ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hitl_guard.errors import ConfigurationError
 from hitl_guard.keyring import Keyring, revoked
 from hitl_guard.lifecycle.ledger import verify
 from hitl_guard.models import Principal, ToolDefinition
-from tests.support import BOB, OPERATOR, POLICY, World, document
+from tests.support import BOB, OPERATOR, POLICY, World, document, ring
 
 
 def test_only_nodes_with_the_activated_policy_run_gated_calls(world: World) -> None:
@@ -171,3 +171,28 @@ def test_a_definition_other_than_the_registered_one_is_refused(world: World) -> 
 
     with world.refused("tool-changed"):
         world.run(world.call(definition=ToolDefinition("refund", "Says something else.")))
+
+
+@pytest.mark.parametrize("policy", ["not-applicable", "approved"])
+def test_a_call_that_the_host_had_asked_about_does_not_run_because_its_request_ended(world: World, policy: str) -> None:
+    node = world.another(policy=policy)
+    call = node.call()
+    request = node.guard.request(call)
+    node.guard.revoke(request.id, by=OPERATOR)
+
+    again = node.ask(call)
+
+    assert (again.state, again.requirements) == ("pending", request.requirements)
+    node.approve(again)
+    assert node.run(call) == "done"
+
+
+def test_a_pruned_key_pauses_its_tenant_until_an_operator_goes_on(world: World) -> None:
+    world.grant()
+    pruned = world.another(keyring=ring())
+
+    with pruned.refused("paused", "restored"):
+        pruned.guard.authorize(pruned.call(call_id="new"))
+    pruned.guard.resume(by=OPERATOR)
+
+    assert pruned.ask(pruned.call(call_id="new")).state == "pending"

@@ -43,6 +43,8 @@ _SETTINGS = {
     "plan_cache_mode": "'force_generic_plan'",
     "enable_seqscan": "'off'",
     "jit": "'off'",
+    # No schema of somebody else's may stand before the server's own functions: the clock decides what expired.
+    "search_path": "'pg_catalog, ' || current_setting('search_path')",
 }
 # A claim is durable before the tool runs; settings stronger than 'on' stay as they are.
 _SESSION = (
