@@ -11,8 +11,12 @@ if TYPE_CHECKING:
     from .errors import ApprovalRequired, HitlGuardError, InvalidApprovalError, InvalidSignatureError, NoEffect
     from .guard import Guard
     from .keyring import Keyring
-    from .models import ApprovalRequest, Decision, Permit, Principal, ToolCall
+    from .lifecycle.running import current_permit
+    from .lifecycle.settings import Settings
+    from .models import ApprovalRequest, Decision, Permit, Principal, ToolCall, ToolDefinition
+    from .policy.code import code_policy
     from .policy.combined import Policy
+    from .policy.core import Verdict
     from .policy.documents import load_policy
     from .store.sql import SQLStore
 
@@ -33,7 +37,12 @@ __all__ = [
     "Policy",
     "Principal",
     "SQLStore",
+    "Settings",
     "ToolCall",
+    "ToolDefinition",
+    "Verdict",
+    "code_policy",
+    "current_permit",
     "errors",
     "load_policy",
 ]
@@ -43,8 +52,12 @@ _HOMES = {
     "errors": ("ApprovalRequired", "HitlGuardError", "InvalidApprovalError", "InvalidSignatureError", "NoEffect"),
     "guard": ("Guard",),
     "keyring": ("Keyring",),
-    "models": ("ApprovalRequest", "Decision", "Permit", "Principal", "ToolCall"),
+    "lifecycle.running": ("current_permit",),
+    "lifecycle.settings": ("Settings",),
+    "models": ("ApprovalRequest", "Decision", "Permit", "Principal", "ToolCall", "ToolDefinition"),
+    "policy.code": ("code_policy",),
     "policy.combined": ("Policy",),
+    "policy.core": ("Verdict",),
     "policy.documents": ("load_policy",),
     "store.sql": ("SQLStore",),
 }

@@ -38,6 +38,10 @@ class AsyncGuard:
         """See `Guard.from_env`."""
         return cls(guard=Guard.from_env(environ))
 
+    async def close(self) -> None:
+        """See `Guard.close`."""
+        await offload(self.guard.close)
+
     @property
     def policy_version(self) -> str:
         """See `Guard.policy_version`."""

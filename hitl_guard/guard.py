@@ -35,9 +35,11 @@ from .errors import (
 )
 from .keyring import Keyring
 from .lifecycle import ask, claim, settle
-from .lifecycle.desk import ROUNDS, Bound, Desk, Reading, Settings, busy
+from .lifecycle.bound import Bound
+from .lifecycle.desk import ROUNDS, Desk, Reading, busy
 from .lifecycle.record import Record, to_request
 from .lifecycle.rights import Directory, check_decisions
+from .lifecycle.settings import Settings
 from .models import ApprovalRequest, Permit, Principal, ToolCall
 from .people import People
 from .policy.combined import Policy
@@ -100,6 +102,10 @@ class Guard(People, DropIn):
 
     def __repr__(self) -> str:
         return f"<Guard policy={self._desk.policy.version[:12]}>"
+
+    def close(self) -> None:
+        """Release the store's connections. The guard can be used again; it opens new ones."""
+        self._desk.store.close()
 
     @property
     def policy_version(self) -> str:

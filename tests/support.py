@@ -14,7 +14,7 @@ from hitl_guard import clock
 from hitl_guard.errors import ApprovalRequired, HitlGuardError
 from hitl_guard.guard import Guard
 from hitl_guard.keyring import Key, Keyring
-from hitl_guard.lifecycle.desk import Settings
+from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.models import ApprovalRequest, Permit, Principal, ToolCall
 from hitl_guard.policy.combined import Policy
 from hitl_guard.policy.documents import PolicyDocument

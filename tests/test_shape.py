@@ -23,8 +23,8 @@ LAYOUT = [
 ]
 PUBLIC = [
     "ApprovalRequest", "ApprovalRequired", "AsyncGuard", "Decision", "Guard", "HitlGuardError", "InvalidApprovalError",
-    "InvalidSignatureError", "Keyring", "NoEffect", "Permit", "Policy", "Principal", "SQLStore", "ToolCall", "errors",
-    "load_policy",
+    "InvalidSignatureError", "Keyring", "NoEffect", "Permit", "Policy", "Principal", "SQLStore", "Settings", "ToolCall",
+    "ToolDefinition", "Verdict", "code_policy", "current_permit", "errors", "load_policy",
 ]
 FRAMEWORKS = {
     "alembic", "click", "fastapi", "flask", "jinja2", "langchain_core", "langgraph", "mcp", "openai", "psycopg",

@@ -85,7 +85,8 @@ class Setup:
 
     def desk(self, store: SQLStore) -> Desk:
         """Return what reading needs. Its policy denies everything, so that it can start nothing."""
-        from ..lifecycle.desk import Desk, Settings
+        from ..lifecycle.desk import Desk
+        from ..lifecycle.settings import Settings
         from ..policy.combined import Policy
         from ..signing import Signer
 

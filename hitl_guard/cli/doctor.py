@@ -151,7 +151,7 @@ def _key_states(keyring: Keyring, now: int) -> Iterator[Check]:
 
 def _store(store: SQLStore, url: str) -> Iterator[Check]:
     from .. import clock
-    from ..lifecycle.desk import Settings
+    from ..lifecycle.settings import Settings
 
     store.check()
     before = clock.epoch_ms()

@@ -11,8 +11,9 @@ from ..models import Requirement
 from ..policy.core import Status, Verdict
 from ..rows import Draft, RequestRow
 from ..store.base import AddRequest, Append, Step
+from .bound import Bound
 from .control import steps_to_replace
-from .desk import Bound, Desk, Reading, new_id
+from .desk import Desk, Reading, new_id
 from .record import Details, Record
 
 POLICY_APPROVER = "policy"

@@ -8,7 +8,8 @@ from ..policy.core import Verdict
 from ..rows import Draft
 from ..store.base import Append, Step
 from . import ask
-from .desk import Bound, Desk, Reading, new_id
+from .bound import Bound
+from .desk import Desk, Reading, new_id
 from .record import Record
 
 

@@ -86,7 +86,7 @@ def verify(row: ControlRow | None, *, tenant: str, overtaken: bool, signer: Sign
             raise
         # The store is damaged; an agent must not take that for a missing approval.
         raise InvalidSignatureError(
-            "The control row cannot be read. Run 'hitl-guard audit verify'.", detail="malformed"
+            "The control row cannot be read. Run 'hitl-guard audit verify'.", detail=error.detail
         ) from error
     if fields.keys() != _FIELDS or fields["tenant"] != tenant or fields["version"] != row.version:
         raise InvalidSignatureError(

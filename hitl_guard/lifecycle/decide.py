@@ -27,7 +27,8 @@ from ..policy.core import Status, Verdict
 from ..store.base import Step
 from . import ask
 from . import state as states
-from .desk import ROUNDS, Bound, Desk, Reading, busy, new_id
+from .bound import Bound
+from .desk import ROUNDS, Desk, Reading, busy, new_id
 from .record import Record, to_decision
 from .rights import entitled, folded, met
 from .toolspec import validate

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from .. import audit, canonical, clock, fingerprint
+from .. import audit, clock
 from ..errors import (
     AuditUnavailableError,
     CanonicalizationError,
-    ConfigurationError,
     DecisionError,
     HitlGuardError,
     InvalidApprovalError,
@@ -21,20 +20,21 @@ from ..errors import (
     KeyRevokedError,
     RefusedError,
     StoreRolledBackError,
-    ToolChangedError,
     UnavailableError,
 )
-from ..models import Principal, Requirement, Scope, ToolCall, ToolDefinition, check_text
+from ..models import Requirement, ToolCall, check_text
 from ..policy.combined import Policy
-from ..policy.core import PolicyInput, Status, Verdict
+from ..policy.core import Status, Verdict
 from ..rows import ControlRow, Draft
 from ..signing import Signer
 from ..store.base import Append, Loaded, Store
 from . import control as controls
 from . import record as records
-from .rights import Directory, Parties, parties
+from .bound import Bound, bind, canonical_arguments, canonical_value
+from .rights import Directory
+from .settings import Settings
 from .threads import resolve
-from .toolspec import ToolSpec, validate
+from .toolspec import ToolSpec
 
 ROUNDS = 64
 """How often an operation judges anew after it lost a race, before it gives up as unavailable."""
@@ -48,78 +48,6 @@ MAX_ID = 64
 CANARY_TOOL = "hitl_guard_canary"
 CANARY_TENANT = "hitl-guard-selftest"
 """The self-test's call: it always needs an approval, whatever the policy says."""
-
-
-MAX_WINDOW = 10 * 365 * 86_400_000
-"""The longest window, ten years in milliseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Windows and limits of a guard. Windows are in milliseconds; a policy rule may set other ones for its calls.
-
-    Attributes:
-        decide_within: How long people may take to decide.
-        execute_within: How long an approval counts after the decision that completed it.
-        run_within: How long a claimed call may run before it reads as in doubt.
-        skew: How far in the future a request may have been issued, by the database's clock.
-        operator_role: The role that may pause, resume and resolve.
-        big_integers: Whether arguments may hold integers beyond 2^53 - 1 (kept exactly).
-        limits: Sizes of one call's arguments.
-
-    Raises:
-        ConfigurationError: a window is no number of milliseconds from 1 to ten years, or another setting is unusable.
-    """
-
-    decide_within: int = 86_400_000
-    execute_within: int = 900_000
-    run_within: int = 900_000
-    skew: int = 60_000
-    operator_role: str = "operator"
-    big_integers: bool = True
-    limits: canonical.Limits = canonical.DEFAULT_LIMITS
-
-    def __post_init__(self) -> None:
-        for name, least in (("decide_within", 1), ("execute_within", 1), ("run_within", 1), ("skew", 0)):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= MAX_WINDOW:
-                raise ConfigurationError(f"'{name}' is a number of milliseconds from {least} to {MAX_WINDOW}.")
-        check_text("operator_role", self.operator_role)
-        if type(self.big_integers) is not bool or not isinstance(self.limits, canonical.Limits):
-            raise ConfigurationError("'big_integers' is True or False, 'limits' a canonical.Limits.")
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A call as bytes: nothing of the caller's objects is left in it."""
-
-    tool: str
-    canonical: bytes
-    fingerprint: str
-    scope: Scope
-    identity: bytes
-    tool_digest: str
-    definition: ToolDefinition | None
-    agent: str | None
-    parties: Parties
-    turn: tuple[tuple[str, bytes], ...]
-    context: bytes | None
-    spec: ToolSpec | None
-
-    def check_definition(self) -> None:
-        """Raise `ToolChangedError` if the call brings another tool's definition, or not the registered one."""
-        given = self.definition
-        if given is not None and (given.name != self.tool or (self.spec is not None and self.spec.definition != given)):
-            raise ToolChangedError("The call brings another definition than the tool's; load the tool anew.")
-
-    def policy_input(self) -> PolicyInput:
-        """Return what the policy may look at, decoded afresh."""
-        return PolicyInput(
-            tool=self.tool, arguments=canonical.decode(self.canonical), user=self.scope.user, tenant=self.scope.tenant,
-            run_id=self.scope.run, call_id=self.scope.call_id, agent=self.agent,
-            turn=tuple((tool, canonical.decode(arguments)) for tool, arguments in self.turn),
-            context=None if self.context is None else canonical.decode(self.context), dynamic=self.spec is None,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,55 +86,17 @@ class Desk:
     # -- the call ------------------------------------------------------------------------------------------------
 
     def bind(self, call: ToolCall) -> Bound:
-        """Return the call as bytes: strict parse, limits, canonical form, fingerprint, scope.
-
-        Raises:
-            CanonicalizationError: the arguments have no canonical form, exceed a limit or break the tool's schema.
-            ConfigurationError: a part of the scope is missing or contradicts another.
-        """
-        tool = check_text("tool", call.tool)
-        spec = self.tools.get(tool)
-        definition = _definition(call, spec)
-        raw = self.canonical_arguments(call.arguments)
-        validate(definition, raw)
-        user = call.user.id if isinstance(call.user, Principal) else call.user
-        agent = call.agent.id if isinstance(call.agent, Principal) else call.agent
-        for who in (call.user, call.agent):
-            if isinstance(who, Principal) and who.tenant != call.tenant:
-                raise ConfigurationError("Principal and call are of different tenants: give the call its tenant.")
-        scope = Scope(
-            check_text("tenant", call.tenant), check_text("user", user), check_text("run_id", call.run_id),
-            None if call.call_id is None else check_text("call_id", call.call_id), _count(call.occurrence),
-        )
-        print_ = fingerprint.fingerprint(tool, raw)
-        return Bound(
-            tool=tool, canonical=raw, fingerprint=print_, scope=scope, identity=fingerprint.identity(scope, print_),
-            tool_digest=fingerprint.tool_digest(definition or ToolDefinition(tool)), definition=definition,
-            agent=None if agent is None else check_text("agent", agent), parties=parties(call.user, call.agent),
-            turn=tuple(self._earlier(_calls(call.turn))),
-            context=None if call.context is None else self.canonical_value(_plain(call.context)), spec=spec,
-        )
-
-    def _earlier(self, turn: Iterable[ToolCall]) -> Iterator[tuple[str, bytes]]:
-        """Yield the earlier calls of a turn as bytes. One that has no canonical form never runs, so it never counts."""
-        for one in turn:
-            with suppress(CanonicalizationError):
-                yield check_text("tool", one.tool), self.canonical_arguments(one.arguments)
+        """Return the call as bytes (see `bound.bind`)."""
+        spec = self.tools.get(call.tool) if isinstance(call.tool, str) else None
+        return bind(call, spec, self.settings)
 
     def canonical_arguments(self, arguments: Mapping[str, Any] | str | bytes) -> bytes:
-        """Return the canonical bytes of an arguments object, given as plain data or as raw JSON text."""
-        value: Any = arguments
-        if isinstance(arguments, (str, bytes)):
-            value = canonical.parse(arguments, limits=self.settings.limits)
-        if type(value) is not dict:
-            raise CanonicalizationError("A tool's arguments must be one JSON object.", detail="type")
-        return self.canonical_value(value)
+        """Return the canonical bytes of an arguments object under this guard's limits."""
+        return canonical_arguments(arguments, self.settings)
 
     def canonical_value(self, value: Any) -> bytes:
-        """Return canonical bytes under the guard's limits; no two different values share them."""
-        return canonical.canonicalize(
-            value, limits=self.settings.limits, exact=True, big_integers=self.settings.big_integers
-        )
+        """Return canonical bytes under this guard's limits."""
+        return canonical_value(value, self.settings)
 
     def know(self, names: Iterable[str]) -> None:
         """Note names of tools that the host has, registered or not."""
@@ -353,16 +243,6 @@ class Desk:
         raise busy()
 
 
-def _definition(call: ToolCall, spec: ToolSpec | None) -> ToolDefinition | None:
-    """Return the definition that is bound: the call's, else the registered tool's."""
-    known, given = None if spec is None else spec.definition, call.definition
-    if given is None:
-        return known
-    if not isinstance(given, ToolDefinition):
-        raise ConfigurationError("'definition' must be a ToolDefinition.")
-    return given
-
-
 def busy() -> UnavailableError:
     """Return the error of an operation that lost every race it ran."""
     return UnavailableError("Too many simultaneous changes of one record; try again.", detail="busy")
@@ -380,24 +260,6 @@ def new_id() -> str:
     while (text := secrets.token_urlsafe(16)).startswith("-"):
         continue
     return text
-
-
-def _calls(turn: object) -> tuple[ToolCall, ...]:
-    if not isinstance(turn, (tuple, list)) or not all(isinstance(one, ToolCall) for one in turn):
-        raise CanonicalizationError("A call's turn must be a tuple of tool calls.", detail="type")
-    return tuple(turn)
-
-
-def _plain(context: object) -> dict[str, Any]:
-    if not isinstance(context, Mapping):
-        raise CanonicalizationError("A call's context must be a mapping.", detail="type")
-    return dict(context)
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**53:
-        raise CanonicalizationError("'occurrence' must be an integer from 0.", detail="type")
-    return value
 
 
 def _short(value: object) -> str | None:

@@ -15,7 +15,7 @@ from hitl_guard.cli import main
 from hitl_guard.errors import ApprovalRequired
 from hitl_guard.guard import Guard
 from hitl_guard.keyring import Key, Keyring
-from hitl_guard.lifecycle.desk import Settings
+from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.models import ApprovalRequest, Permit, ToolCall
 from hitl_guard.store.sql import SQLStore
 

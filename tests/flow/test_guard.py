@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hitl_guard.errors import (
     UnavailableError,
 )
 from hitl_guard.keyring import FILE_VARIABLE, KEYS_VARIABLE
-from hitl_guard.lifecycle.desk import Settings
+from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.models import ToolDefinition
 from hitl_guard.policy.core import Status
 from tests.support import ANA, ARGUMENTS, BOB, CAROL, OPERATOR, POLICY, World, document, ring, until
@@ -150,6 +151,20 @@ def test_a_call_that_has_run_cannot_spend_the_grant_of_another_one(world: World)
     with world.refused("scope-mismatch"):
         world.run(ran, request_id=request.id)
     assert world.run(other) == "done"
+
+
+def test_a_token_counts_for_the_request_and_the_tenant_that_it_names(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    call, request = world.grant()
+    other_call, other = world.grant()
+
+    with world.refused("invalid-approval", "unknown"):
+        world.run(call, token=request.token, request_id=other.id)
+    with world.refused("invalid-approval", "unknown"):
+        world.run(replace(call, tenant="elsewhere"), token=request.token)
+    with world.refused("scope-mismatch"):
+        world.run(other_call, token=request.token)
+    assert world.run(call, token=request.token.encode(), request_id=request.id) == "done"
 
 
 def test_the_context_that_was_signed_counts_where_the_loop_gives_none_later(world: World) -> None:
@@ -910,6 +925,8 @@ def test_what_is_no_call_or_no_permit_is_a_configuration_error(world: World, thi
             use(thing)
     with pytest.raises(ConfigurationError, match="permit"):
         world.guard.settle(thing, "succeeded")
+    with pytest.raises(ConfigurationError, match="definition"):
+        world.guard.authorize(world.call(definition=thing or "refund"))
 
 
 @pytest.mark.parametrize("store", [None, "sqlite:///approvals.db", object()])

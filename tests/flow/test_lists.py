@@ -10,7 +10,7 @@ import pytest
 from hitl_guard import clock
 from hitl_guard.errors import ConfigurationError
 from hitl_guard.keyring import revoked
-from hitl_guard.lifecycle.desk import Settings
+from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.models import Principal
 from tests.support import BOB, OPERATOR, POLICY, World, document, until
 from tests.threats.attacker import OPEN, REQUESTS, Attacker, flipped
@@ -263,6 +263,25 @@ def test_a_sweep_leaves_what_somebody_else_ended_meanwhile(world: World) -> None
 
     assert stale.guard.sweep() == 0
     assert [node.state(request) for request in requests] == ["expired", "expired", "in_doubt"]
+
+
+def test_a_sweep_of_a_list_that_comes_again_for_ever_ends(world: World) -> None:
+    request = world.guard.request(world.call())
+    rows = world.store.open_requests(tenant=None, limit=500)
+
+    class Endless:
+        """A store whose list somebody edited so that every page is the first one."""
+
+        def open_requests(self, **options: Any) -> Any:
+            return rows
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.store, name)
+
+    store: Any = Endless()
+
+    assert world.another(store=store).guard.sweep() == 0
+    assert world.state(request) == "pending"
 
 
 def test_a_sweep_passes_over_what_it_cannot_verify(attacked: tuple[World, Attacker]) -> None:

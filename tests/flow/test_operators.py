@@ -196,3 +196,26 @@ def test_a_pruned_key_pauses_its_tenant_until_an_operator_goes_on(world: World) 
     pruned.guard.resume(by=OPERATOR)
 
     assert pruned.ask(pruned.call(call_id="new")).state == "pending"
+
+
+def test_a_closed_guard_opens_new_connections_when_it_is_used_again(world: World) -> None:
+    call, _ = world.grant()
+
+    world.guard.close()
+
+    assert world.run(call) == "done"
+
+
+def test_earlier_calls_of_a_turn_have_the_limit_of_one_call_together(world: World) -> None:
+    large = world.call(arguments={"text": "x" * 600_000})
+
+    with world.refused("too-large", "turn"):
+        world.guard.request(world.call(turn=(large, large)))
+
+
+def test_a_list_that_an_attacker_sent_in_circles_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.guard.request(world.call())
+    listed = world.store.open_requests
+    monkeypatch.setattr(world.store, "open_requests", lambda **options: listed(tenant=None, limit=1))
+
+    assert world.guard.sweep() == 0

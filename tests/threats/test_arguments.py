@@ -24,7 +24,7 @@ from hitl_guard import canonical
 from hitl_guard.aio import AsyncGuard
 from hitl_guard.errors import ApprovalRequired, HitlGuardError
 from hitl_guard.fingerprint import fingerprint
-from hitl_guard.lifecycle.desk import Settings
+from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.models import ApprovalRequest, ToolCall, ToolDefinition
 from hitl_guard.render import request_text
 from hitl_guard.render.flags import flags

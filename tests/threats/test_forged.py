@@ -503,9 +503,9 @@ def test_at10_a_signed_text_of_another_purpose_is_no_control_row(attacked: tuple
     text = real_texts(world, attacker, request)[kind]
 
     with attacker.edited(CONTROL, {"body": text.encode()}):
-        with world.refused("invalid-approval", "type"):
+        with world.refused("invalid-signature", "type"):
             world.run(call)
-        with world.refused("invalid-approval", "type"):
+        with world.refused("invalid-signature", "type"):
             world.guard.request(world.call())
 
     assert world.run(call) == "done"

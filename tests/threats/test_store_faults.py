@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hitl_guard.errors import AuditUnavailableError, ConsumedError, StoreUnavailableError, UnavailableError
+from hitl_guard.lifecycle import claim
 from hitl_guard.lifecycle.ledger import verify
 from hitl_guard.models import ApprovalRequest, ToolCall
 from hitl_guard.store.sql import SQLStore
@@ -43,9 +44,13 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 @pytest.fixture
-def world(faults: Faults, database: Database) -> Iterator[World]:
-    """A guard on connections that may fail. A call that was claimed reads as in doubt a millisecond later."""
+def world(faults: Faults, database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A guard on connections that may fail. A call that was claimed reads as in doubt a millisecond later.
+
+    So short a time to run would also keep tools from starting; that is tested where permits are.
+    """
     assert not faults.down
+    monkeypatch.setattr(claim, "_start_by", lambda desk: None)
     world = World(SQLStore(database.url), keyring=KEYS, settings=Settings(run_within=1))
     world.calls = 1000 * next(NUMBERS)
     yield world

@@ -384,7 +384,7 @@ def test_one_fault_does_not_hide_another(scene: Scene) -> None:
 
     codes = scene.codes()
 
-    assert {"chain gap", "chain unreadable", "request invalid-signature", "control invalid-approval"} <= codes
+    assert {"chain gap", "chain unreadable", "request invalid-signature", "control invalid-signature"} <= codes
 
 
 # -- the control row -------------------------------------------------------------------------------------------------
