@@ -117,6 +117,15 @@ class ToolDefinition:
     input_schema: Mapping[str, Any] | None = None
     server: str | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ConfigurationError("A tool's name must be a string.")
+        for name, text in (("description", self.description), ("server", self.server)):
+            if text is not None and not isinstance(text, str):
+                raise ConfigurationError(f"A tool's {name} must be a string, or None.")
+        if self.input_schema is not None and not isinstance(self.input_schema, Mapping):
+            raise ConfigurationError("A tool's input schema must be a JSON object, or None.")
+
     def to_json(self) -> dict[str, Any]:
         """Return the plain JSON object that is digested and stored."""
         schema = None if self.input_schema is None else dict(self.input_schema)

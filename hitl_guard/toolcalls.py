@@ -258,7 +258,10 @@ def edit_notice(permit: Permit) -> str:
 
 
 def _failed(error: Exception) -> str:
-    return f"Tool failed: {type(error).__name__}: {error}"
+    try:
+        return f"Tool failed: {type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  an exception that cannot be shown
+        return f"Tool failed: {type(error).__name__}"
 
 
 def as_text(value: Any) -> str:
@@ -267,8 +270,15 @@ def as_text(value: Any) -> str:
         return value
     try:
         return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
-    except TypeError:  # no JSON can hold it; the tool ran all the same
+    except Exception:  # noqa: BLE001  no JSON can hold it; the tool ran all the same
+        return _described(value)
+
+
+def _described(value: Any) -> str:
+    try:
         return str(value)
+    except Exception:  # noqa: BLE001  nor can it be shown
+        return f"The tool succeeded; its result, a {type(value).__name__}, has no text."
 
 
 def answer(message_id: str, text: str) -> dict[str, Any]:

@@ -103,14 +103,18 @@ def _collect(
 
 
 def _line(request: ApprovalRequest, now: int) -> str:
-    from ..render import escape, left, utc
+    from ..render import escape, left, quoted, utc
+
+    def word(text: str) -> str:
+        # With a space in it, a name could pass for the columns behind it.
+        return quoted(text) if " " in text else escape(text)
 
     until = request.decide_by if request.state == "pending" else request.execute_by
     when = "" if until is None else f"  until {utc(until)} ({left(until, now)})"
     votes = f"  {counted(len(request.votes), 'decision')}" if request.votes else ""
     return (
-        f"{escape(request.id)}  {escape(request.state)}{when}  {escape(request.tool)}  for {escape(request.user)} in "
-        f"{escape(request.tenant)}  run {escape(request.run_id)}{votes}"
+        f"{escape(request.id)}  {escape(request.state)}{when}  {word(request.tool)}  for {word(request.user)} in "
+        f"{word(request.tenant)}  run {word(request.run_id)}{votes}"
     )
 
 

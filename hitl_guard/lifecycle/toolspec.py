@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,6 +11,7 @@ from .. import canonical
 from ..errors import CanonicalizationError, ConfigurationError
 from ..models import EFFECTS, Effect, ToolDefinition, check_text
 from ..policy.code import ToolPolicy
+from . import schemas
 
 _UNBINDABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
 
@@ -23,6 +22,7 @@ class ToolSpec:
 
     Attributes:
         idempotency_argument: Name of the parameter that gets the idempotency key, or None.
+        origin: Module and qualified name of the function, so that two functions never pass for one tool.
     """
 
     name: str
@@ -31,6 +31,7 @@ class ToolSpec:
     policy: ToolPolicy | None = None
     signature: inspect.Signature | None = None
     idempotency_argument: str | None = None
+    origin: str = ""
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return a Python call's arguments by name, defaults included, so that the approver sees what runs.
@@ -70,8 +71,11 @@ def spec_of(
         signature = signature.replace(parameters=kept)
     tool = check_text("name", name or getattr(function, "__name__", None))
     text = description if description is not None else inspect.getdoc(function)
-    definition = ToolDefinition(tool, text, input_schema or _schema(signature, function), server)
-    return ToolSpec(tool, definition, cast(Effect, effect), policy, signature, idempotency_argument)
+    schema = _schema(signature, function) if input_schema is None else input_schema
+    definition = ToolDefinition(tool, text, schema, server)
+    return ToolSpec(
+        tool, definition, cast(Effect, effect), policy, signature, idempotency_argument, _origin(function)
+    )
 
 
 def loose_spec_of(function: Callable[..., Any], name: str) -> ToolSpec:
@@ -81,7 +85,13 @@ def loose_spec_of(function: Callable[..., Any], name: str) -> ToolSpec:
     try:
         return spec_of(function, name=name)
     except ConfigurationError:  # no signature to read, or one that binds no names
-        return ToolSpec(name, ToolDefinition(name, inspect.getdoc(function)))
+        return ToolSpec(name, ToolDefinition(name, inspect.getdoc(function)), origin=_origin(function))
+
+
+def _origin(function: object) -> str:
+    """Return where a function is defined; of an object without a name of its own, where its class is."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{getattr(named, '__module__', None)}.{getattr(named, '__qualname__', None)}"
 
 
 def check_function(function: object) -> None:
@@ -97,7 +107,10 @@ def check_effect(effect: str) -> None:
 
 
 def _schema(signature: inspect.Signature, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return a JSON Schema of the arguments from the annotations; what has no JSON type is left open."""
+    """Return a JSON Schema of the arguments from the annotations; what has no JSON type is left open.
+
+    Defaults are part of it: arguments that come as JSON leave them out, and the digest of the definition binds them.
+    """
     hints = inspect.get_annotations(function, eval_str=False)
     names = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
     by_text = {kind.__name__: text for kind, text in names.items()}
@@ -108,39 +121,29 @@ def _schema(signature: inspect.Signature, function: Callable[..., Any]) -> dict[
         properties[parameter] = {} if kind is None else {"type": kind}
         if kind is not None and signature.parameters[parameter].default is None:
             properties[parameter] = {"type": [kind, "null"]}  # "x: int = None", as many write it
+        if signature.parameters[parameter].default is not inspect.Parameter.empty:
+            properties[parameter]["default"] = _shown(signature.parameters[parameter].default)
     required = [item.name for item in signature.parameters.values() if item.default is item.empty]
     return {"additionalProperties": False, "properties": properties, "required": required, "type": "object"}
 
 
+def _shown(default: Any) -> Any:
+    """Return a copy of a default that is plain JSON data; of any other, the text of its type."""
+    try:
+        return canonical.decode(canonical.canonicalize(default))
+    except CanonicalizationError:  # an object's own text may hold its address, and would differ in each process
+        return repr(type(default))
+
+
 def validate(definition: ToolDefinition | None, arguments: bytes) -> None:
-    """Check canonical arguments against the tool's JSON Schema (draft 2020-12 unless it names another).
+    """Check canonical arguments against the tool's JSON Schema (see `schemas.fits`).
 
     Raises:
-        CanonicalizationError: code ``unsupported-value``, detail ``schema``.
-        ConfigurationError: the schema itself is no JSON Schema.
+        CanonicalizationError: detail ``schema``; code ``unsupported-value``, or ``too-large`` if a check would take too
+            many steps.
+        ConfigurationError: the schema itself is no JSON Schema that can be applied.
     """
     if definition is None or definition.input_schema is None:
         return
-    check = _validator(canonical.canonicalize(dict(definition.input_schema)))
-    try:
-        fits = check(canonical.decode(arguments))
-    except Exception as error:  # a reference that leads nowhere, a pattern that is none: refuse
-        raise ConfigurationError(f"The input schema of tool '{definition.name}' cannot be applied.") from error
-    if not fits:
+    if not schemas.fits(definition.input_schema, arguments):
         raise CanonicalizationError("The arguments do not fit the tool's input schema.", detail="schema")
-
-
-@functools.lru_cache(maxsize=512)
-def _validator(schema: bytes) -> Callable[[Any], bool]:
-    # jsonschema is slow to import, and many tools have no schema.
-    from jsonschema.validators import Draft202012Validator, validator_for
-    from referencing import Registry
-
-    loaded = json.loads(schema)
-    try:
-        kind = validator_for(loaded, default=Draft202012Validator)
-        kind.check_schema(loaded)
-    except Exception as error:  # SchemaError, and whatever a hostile '$schema' or pattern provokes
-        raise ConfigurationError("A tool's input schema is not a valid JSON Schema.") from error
-    # An empty registry: a schema may come from a foreign server, and its references must not make us fetch anything.
-    return cast(Callable[[Any], bool], kind(loaded, registry=Registry()).is_valid)

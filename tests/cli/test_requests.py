@@ -6,6 +6,7 @@ import getpass
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -616,3 +617,9 @@ def test_the_keys_of_another_site_verify_nothing_here(site: Site, tmp_path: Path
     result = site.run("requests", "show", request.id, "--keys", str(tmp_path / "other.json"))
 
     assert refusal(result) == "key-unknown"
+
+
+def test_at58_a_name_with_spaces_does_not_pass_for_the_columns_of_the_list(site: Site) -> None:
+    site.guard().request(replace(site.call(), tool="refund  for ceo in default  run x"))
+
+    assert '"refund  for ceo in default  run x"  for ' in site.run("requests", "list").stdout

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hitl_guard.errors import ConfigurationError, PausedError
+from hitl_guard.errors import AuditUnavailableError, ConfigurationError, KeyInactiveError, PausedError
+from hitl_guard.keyring import Key, Keyring
 from hitl_guard.lifecycle.desk import CANARY_TENANT
 from hitl_guard.models import Principal
 from tests.support import BOB, World
@@ -99,3 +100,57 @@ def test_a_self_test_of_a_paused_dispatcher_says_that_it_is_paused(world: World)
 
     with pytest.raises(PausedError):
         world.guard.selftest(execute)
+
+
+class Unshowable:
+    """A result, and an error, that no text can stand for."""
+
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+    __repr__ = __str__
+
+
+class UnshowableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(("result", "told"), [
+    (Unshowable(), "The tool succeeded; its result, a Unshowable, has no text."),
+    (10**5000, "The tool succeeded; its result, a int, has no text."),
+    (UnshowableError(), "Tool failed: UnshowableError"),
+], ids=["result", "number", "error"])
+def test_what_has_no_text_is_told_as_what_it_is(world: World, result: Any, told: str) -> None:
+    def lookup(**arguments: Any) -> Any:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    message = {
+        "role": "assistant",
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}],
+    }
+
+    (answer,) = world.guard.run_tool_calls([message], {"lookup": lookup}, user="ana", run_id="run-1")
+
+    assert answer["content"] == told
+
+
+def test_without_an_active_key_a_refusal_that_cannot_be_audited_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_active(keyring: Keyring, now: int) -> Key:
+        raise KeyInactiveError("No key is active.")
+
+    call, request = world.grant()
+    world.deny(world.guard.request(world.call(call_id="other")))
+    monkeypatch.setattr(Keyring, "signing_key", none_active)
+
+    with pytest.raises(AuditUnavailableError) as caught:
+        world.run(world.call(call_id="other"))
+
+    assert vars(caught.value)["refused"] == "denied"
+    with pytest.raises(KeyInactiveError):
+        world.run(call, request_id=request.id)
+    assert world.effects == []

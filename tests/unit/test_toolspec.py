@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from hitl_guard import canonical
+from hitl_guard import canonical, fingerprint
 from hitl_guard.errors import CanonicalizationError, ConfigurationError
 from hitl_guard.lifecycle.toolspec import check_effect, loose_spec_of, spec_of, validate
 from hitl_guard.models import EFFECTS, ToolDefinition
@@ -32,7 +33,11 @@ def test_a_functions_name_docstring_and_annotations_become_its_definition() -> N
     assert spec.definition.description == "Refund an order.\n\nTwice indented text keeps its form."
     assert spec.definition.input_schema == {
         "additionalProperties": False,
-        "properties": {"order": {"type": "string"}, "amount": {"type": "number"}, "notify": {"type": "boolean"}},
+        "properties": {
+            "order": {"type": "string"},
+            "amount": {"type": "number", "default": 10},
+            "notify": {"type": "boolean", "default": False},
+        },
         "required": ["order"],
         "type": "object",
     }
@@ -133,6 +138,117 @@ def test_an_unknown_effect_is_refused(effect: Any) -> None:
 def test_a_name_is_a_text(name: Any) -> None:
     with pytest.raises(ConfigurationError, match="name"):
         spec_of(refund, name=name)
+
+
+# -- defaults ---------------------------------------------------------------------------------------------------------
+
+
+def defaulting(default: Any) -> Callable[..., Any]:
+    def tool(value: Any = default) -> None:
+        """Do nothing."""
+
+    return tool
+
+
+@pytest.mark.parametrize("default", [None, 10, 1.5, "text", [1, {"a": None}], {}], ids=str)
+def test_a_default_that_is_plain_data_is_part_of_the_schema(default: Any) -> None:
+    schema = spec_of(defaulting(default)).definition.input_schema
+
+    assert schema is not None
+    assert schema["properties"]["value"] == {"default": default}
+
+
+@pytest.mark.parametrize("default", [datetime.date(2026, 1, 1), object(), (1, 2), float("nan"), b"x"], ids=repr)
+def test_a_default_that_is_no_plain_data_is_shown_by_its_type(default: Any) -> None:
+    schema = spec_of(defaulting(default)).definition.input_schema
+
+    assert schema is not None
+    assert schema["properties"]["value"] == {"default": repr(type(default))}
+
+
+def test_t13_a_changed_default_changes_the_tools_digest() -> None:
+    """Arguments that come as JSON leave defaults out: nothing else would tell that the tool now does more."""
+    digests = {
+        fingerprint.tool_digest(spec_of(defaulting(default)).definition)
+        for default in (10, 10_000_000, "10", None, [10], object(), (10,))
+    }
+
+    assert len(digests) == 7
+
+
+def test_a_default_that_changes_later_does_not_change_the_definition() -> None:
+    default = [1]
+    spec = spec_of(defaulting(default))
+
+    default.append(2)
+
+    assert spec.definition.input_schema is not None
+    assert spec.definition.input_schema["properties"]["value"] == {"default": [1]}
+
+
+# -- which function it is ---------------------------------------------------------------------------------------------
+
+
+def twin_a() -> Callable[..., Any]:
+    def send(to: str) -> None:
+        """Send."""
+
+    return send
+
+
+def twin_b() -> Callable[..., Any]:
+    def send(to: str) -> None:
+        """Send."""
+
+    return send
+
+
+def test_t13_two_functions_that_look_alike_are_two_tools() -> None:
+    first, second = spec_of(twin_a()), spec_of(twin_b())
+
+    assert (first.name, first.definition, first.signature) == (second.name, second.definition, second.signature)
+    assert first != second
+
+
+def test_the_same_function_of_a_module_that_is_loaded_anew_is_one_tool() -> None:
+    assert spec_of(twin_a()) == spec_of(twin_a())
+
+
+@pytest.mark.parametrize(
+    ("function", "origin"),
+    [
+        (refund, f"{__name__}.refund"), (Tool(), f"{__name__}.Tool"),
+        (functools.partial(refund, amount=1), "functools.partial"), (print, "builtins.print"),
+    ],
+    ids=["function", "object", "partial", "built-in"],
+)
+def test_a_tools_origin_is_where_it_is_defined(function: Any, origin: str) -> None:
+    assert loose_spec_of(function, "named").origin == origin
+
+
+# -- definitions that are none ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schema", [True, False, [1], [], "abc", "", 7], ids=repr)
+def test_t13_an_input_schema_that_is_no_object_is_a_configuration_error(schema: Any) -> None:
+    with pytest.raises(ConfigurationError, match="input schema"):
+        ToolDefinition("tool", None, schema)
+    with pytest.raises(ConfigurationError, match="input schema"):
+        spec_of(refund, input_schema=schema)
+
+
+def test_an_empty_schema_is_one_that_anything_fits() -> None:
+    assert spec_of(refund, input_schema={}).definition.input_schema == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [({"name": 7}, "name"), ({"name": None}, "name"), ({"description": 5}, "descr"), ({"server": b"x"}, "server")],
+    ids=str,
+)
+def test_a_definitions_texts_are_texts(given: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        ToolDefinition(**({"name": "tool"} | given))
 
 
 # -- plain functions of a host ----------------------------------------------------------------------------------------
@@ -294,4 +410,4 @@ def test_a_default_of_none_is_allowed_by_the_schema() -> None:
 
     validate(spec.definition, canonical.canonicalize(spec.bind((), {"query": "x"})))
     assert spec.definition.input_schema is not None
-    assert spec.definition.input_schema["properties"]["limit"] == {"type": ["integer", "null"]}
+    assert spec.definition.input_schema["properties"]["limit"] == {"type": ["integer", "null"], "default": None}
