@@ -10,12 +10,13 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
-from benchmarks._harness import Row
 from cel_expr_python import cel  # type: ignore[import-untyped]  # the library ships no py.typed
 
 from hitl_guard import Policy
 from hitl_guard.policy.core import PolicyInput
 from hitl_guard.policy.documents import PolicyDocument
+
+from ._harness import Row
 
 RULES = 50
 PROMISED_S = 150e-6
