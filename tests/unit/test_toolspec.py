@@ -158,7 +158,10 @@ def test_a_default_that_is_plain_data_is_part_of_the_schema(default: Any) -> Non
     assert schema["properties"]["value"] == {"default": default}
 
 
-@pytest.mark.parametrize("default", [datetime.date(2026, 1, 1), object(), (1, 2), float("nan"), b"x"], ids=lambda value: type(value).__name__)
+NO_PLAIN_DATA = [datetime.date(2026, 1, 1), object(), (1, 2), float("nan"), b"x"]
+
+
+@pytest.mark.parametrize("default", NO_PLAIN_DATA, ids=lambda value: type(value).__name__)
 def test_a_default_that_is_no_plain_data_is_shown_by_its_type(default: Any) -> None:
     schema = spec_of(defaulting(default)).definition.input_schema
 
