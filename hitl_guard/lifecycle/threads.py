@@ -34,8 +34,7 @@ def _after_fork() -> None:
     _POOL, _TOOLS = _checks(), _tools()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def resolve(awaitable: Awaitable[T], timeout_s: float) -> T:
