@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from .errors import ConfigurationError, InvalidApprovalError, NotAuthorisedError
+from .errors import ConfigurationError, NotAuthorisedError
 from .lifecycle import control, decide, settle
 from .lifecycle.desk import Desk
 from .lifecycle.listing import Page, listed, sweep
@@ -63,10 +63,7 @@ class People:
 
     def get(self, request_id: str, *, tenant: str = "default") -> ApprovalRequest:
         """Return one verified request in whatever state; raises `InvalidApprovalError` for unknown and foreign ids."""
-        record = self._desk.read(tenant, request_id=request_id).record
-        if record is None:
-            raise InvalidApprovalError("There is no such request; look at the list again.", detail="unknown")
-        return to_request(record)
+        return to_request(self._desk.find(tenant, request_id)[1])
 
     def pause(
         self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None

@@ -14,7 +14,6 @@ from ..errors import (
     ConfigurationError,
     DecisionError,
     ExpiredError,
-    InvalidApprovalError,
     NotAuthorisedError,
     PolicyChangedError,
     PolicyDeniedError,
@@ -94,11 +93,9 @@ def decide(desk: Desk, ballot: Ballot) -> Decision:
     """Record one decision and return it. Judges anew after each lost race, so that colliding votes are both kept."""
     check_ballot(ballot)
     for _ in range(ROUNDS):
-        reading = desk.read(ballot.approver.tenant, request_id=ballot.request_id)
-        if reading.record is None:
-            raise InvalidApprovalError("There is no such request; look at the list again.", detail="unknown")
-        vote = _vote(ballot, reading.record, reading.now, desk)
-        done = _judge(desk, ballot, vote, reading.record, reading)
+        reading, record = desk.find(ballot.approver.tenant, ballot.request_id)
+        vote = _vote(ballot, record, reading.now, desk)
+        done = _judge(desk, ballot, vote, record, reading)
         if done is not None:
             return done
     raise busy()
@@ -247,10 +244,7 @@ def revoke(desk: Desk, request_id: str, by: Principal, reason: str | None) -> No
         raise ConfigurationError("'by' must be a Principal.")
     check_reason(reason)
     for _ in range(ROUNDS):
-        reading = desk.read(by.tenant, request_id=request_id)
-        record = reading.record
-        if record is None:
-            raise InvalidApprovalError("There is no such request; look at the list again.", detail="unknown")
+        reading, record = desk.find(by.tenant, request_id)
         _may_revoke(desk, by, record, reading.now)
         if record.state not in ("pending", "approved"):
             _refuse_ended(desk, record, reading)

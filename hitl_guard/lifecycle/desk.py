@@ -146,6 +146,17 @@ class Desk:
         generation = 0 if loaded.request is None else loaded.request.generation + 1
         return Reading(loaded.now, control, record, generation, loaded.spent)
 
+    def find(self, tenant: str, request_id: str) -> tuple[Reading, records.Record]:
+        """Read one request by id and tenant.
+
+        Raises:
+            InvalidApprovalError: there is none in this tenant (``detail`` unknown).
+        """
+        reading = self.read(tenant, request_id=request_id)
+        if reading.record is None:
+            raise InvalidApprovalError("There is no such request; look at the list again.", detail="unknown")
+        return reading, reading.record
+
     def _control(self, loaded: Loaded, tenant: str) -> controls.Control:
         """Return the verified control row. The same bytes under the same keys are not verified twice."""
         row, generation = loaded.control, self.signer.keyring.generation

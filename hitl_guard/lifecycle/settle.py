@@ -67,10 +67,7 @@ def resolve(
         raise ConfigurationError("A resolution needs a named principal and a reason.")
     check_reason(reason)
     for _ in range(ROUNDS):
-        reading = desk.read(by.tenant, request_id=request_id)
-        record = reading.record
-        if record is None:
-            raise InvalidApprovalError("There is no such request; look at the list again.", detail="unknown")
+        reading, record = desk.find(by.tenant, request_id)
         _may_resolve(desk, by, record, force)
         facts = {"by": by.id, "claim": record.claim_id, "forced": force, "reason": reason, "request": record.digest}
         steps: list[Step] = []
