@@ -47,7 +47,7 @@ def _time(value: object) -> int:
     return value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Envelope:
     """A signed approval request, as it travels and as it is stored.
 
@@ -130,7 +130,7 @@ def _supersedes(value: object) -> tuple[str, str] | None:
     return _text(value[0]), _text(value[1])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Vote:
     """A signed decision: what one approver said about exactly one fingerprint.
 

@@ -27,7 +27,10 @@ _IDEMPOTENCY = b"hitl-guard/idempotency/v1\0"
 
 def joined(*parts: bytes) -> bytes:
     """Join byte strings injectively: each with its length as 8 big-endian bytes in front (as DSSE's PAE does)."""
-    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    pieces: list[bytes] = []
+    for part in parts:
+        pieces += (len(part).to_bytes(8, "big"), part)
+    return b"".join(pieces)
 
 
 def fingerprint(tool: str, arguments: bytes) -> str:
@@ -46,6 +49,17 @@ def _call_head(tool: str) -> bytes:
 
 def tool_digest(definition: ToolDefinition) -> str:
     """Return the digest of name, description, input schema and server identity."""
+    if definition.input_schema is None:
+        return _bare_digest(definition.name, definition.description, definition.server)
+    return _digest(definition)
+
+
+@functools.lru_cache(maxsize=1024)
+def _bare_digest(name: str, description: str | None, server: str | None) -> str:
+    return _digest(ToolDefinition(name, description, None, server))
+
+
+def _digest(definition: ToolDefinition) -> str:
     return hashlib.sha256(_TOOL + canonical.canonicalize(definition.to_json())).hexdigest()
 
 

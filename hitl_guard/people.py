@@ -95,7 +95,9 @@ class People:
     def _changed(self, change: Callable[[control.Control], control.Control], by: Principal, reason: str | None) -> None:
         role = self._desk.settings.operator_role
         if role not in by.roles or by.kind == "agent":
-            raise NotAuthorisedError(f"This needs a person or service with the role '{role}'.", detail="role")
+            raise NotAuthorisedError(
+                f"This needs a person or service with the role '{role}' (--role on the command line).", detail="role"
+            )
         self._desk.change_control(by.tenant, change, by=by.id, reason=reason)
 
     def sweep(self, *, limit: int = 1000) -> int:

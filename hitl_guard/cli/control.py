@@ -39,7 +39,8 @@ def show(setup: Setup, as_json: bool) -> None:
         })
         return
     if row.restored:
-        say("From another restore epoch, or signed with a revoked key: everything is paused. Check this, then resume.")
+        say("From another restore epoch, or signed with a revoked key: everything is paused. Set single pauses anew, "
+            "then resume.")
     for kind, name in pauses:
         say("everything is paused" if kind == "all" else f"{escape(kind)} {escape(name)} is paused")
     if not pauses:

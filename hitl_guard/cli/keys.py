@@ -185,7 +185,8 @@ def _signed(envelope: bytes, event_keys: list[str], key_id: str) -> str | None:
 
 
 def _report(affected: list[dict[str, str]]) -> None:
-    click.echo(f"{len(affected)} open requests must be asked again.")
+    click.echo(f"{len(affected)} open request{'' if len(affected) == 1 else 's'} must be asked again.")
+    click.echo("Tenants whose control row it signed are paused now; `hitl-guard doctor` names them.")
     for entry in affected:
         # As JSON, since a row may have been written by an attacker: no control or bidirectional character gets through.
         click.echo(json.dumps(entry))

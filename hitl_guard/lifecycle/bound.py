@@ -16,7 +16,7 @@ from .settings import Settings
 from .toolspec import ToolSpec, validate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bound:
     """A call as bytes: nothing of the caller's objects is left in it."""
 

@@ -50,7 +50,7 @@ class Control:
         if self.restored:
             raise PausedError(
                 "The control row is of another restore epoch or was signed with a revoked key: check what is paused, "
-                "then run 'hitl-guard control resume'.",
+                "then run 'hitl-guard control resume --role operator'.",
                 detail="restored",
             )
         for kind, name in (EVERYTHING, ("tool", tool), ("agent", agent or "")):

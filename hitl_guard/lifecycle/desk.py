@@ -50,7 +50,7 @@ CANARY_TENANT = "hitl-guard-selftest"
 """The self-test's call: it always needs an approval, whatever the policy says."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reading:
     """One verified reading: the database's time, the control row, the record if there is one."""
 

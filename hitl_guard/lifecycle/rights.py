@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +37,12 @@ def folded(names: Iterable[str]) -> frozenset[str]:
 
     Compatibility caseless (Unicode D146), without outer space and without what nobody sees (zero-width, bidi).
     """
-    return frozenset(_caseless(_visible(name)).strip() for name in names)
+    return frozenset(map(_folded, names))
+
+
+@functools.lru_cache(maxsize=4096)
+def _folded(name: str) -> str:
+    return _caseless(_visible(name)).strip()
 
 
 def _caseless(name: str) -> str:
@@ -83,7 +89,7 @@ def entitled(needs: Sequence[Requirement], who: Parties, vote: Vote) -> None:
     """Raise `NotAuthorisedError` unless the vote counts for a requirement and breaks no rule on self-approval."""
     slugs = [objection(need, who, vote) for need in needs]
     if "self-approval" in slugs:
-        raise NotAuthorisedError("Nobody may decide the own request; ask another person.", detail="self-approval")
+        raise NotAuthorisedError("Nobody may decide their own request; ask another person.", detail="self-approval")
     if all(slugs):
         slug = next((item for item in slugs if item), "role")
         raise NotAuthorisedError("You may not decide this request; ask somebody whom the rule names.", detail=slug)

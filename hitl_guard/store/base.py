@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AddRequest:
     """Insert a request (immutable) and its line in the list of open requests.
 
@@ -33,7 +33,7 @@ class AddRequest:
     listed_until: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Append:
     """Insert one event, if everything in it still holds.
 
@@ -56,7 +56,7 @@ class Append:
     unlist: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SetControl:
     """Replace the tenant's control row of version ``row.version - 1`` (insert it for version 1).
 
@@ -69,7 +69,7 @@ class SetControl:
 Step = AddRequest | Append | SetControl
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Written:
     """What a committed `write` did: the database's clock after every wait, and the sealed events in order."""
 
@@ -77,7 +77,7 @@ class Written:
     events: tuple[EventRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Loaded:
     """One consistent reading for one operation.
 
