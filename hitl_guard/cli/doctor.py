@@ -187,9 +187,9 @@ def _control(desk: Desk) -> Iterator[Check]:
         state = desk.read(row.tenant).control
         if state.restored:
             yield Check(
-                "control", "fail", f"Tenant {row.tenant}: its control row is of another restore epoch or of a revoked key, so "
-                "all is paused. Look at `hitl-guard control show`, then run `hitl-guard control resume --role operator "
-                f"--tenant {row.tenant}`.",
+                "control", "fail", f"Tenant {row.tenant}: its control row is of another restore epoch or of a revoked "
+                "key, so all is paused. Look at `hitl-guard control show`, then run "
+                f"`hitl-guard control resume --role operator --tenant {row.tenant}`.",
             )
         elif state.pauses:
             pauses = counted(len(state.pauses), "pause")
