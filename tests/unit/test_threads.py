@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import importlib.util
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -225,18 +224,6 @@ async def test_a_call_that_is_queued_is_dropped_unless_it_must_end(
             await task
 
     assert ran == [1] * must_end
-
-
-def test_where_processes_cannot_fork_nothing_needs_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "register_at_fork")
-    spec = importlib.util.spec_from_file_location("threads_without_fork", threads.__file__)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-
-    spec.loader.exec_module(module)
-
-    assert asyncio.run(module.offload(lambda: 7)) == 7
 
 
 async def test_a_tool_has_threads_of_its_own() -> None:
