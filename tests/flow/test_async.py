@@ -162,6 +162,24 @@ async def test_withdrawing_pausing_and_sweeping_are_the_same_awaited(world: Worl
     assert (await guard.request(world.call())).state == "pending"
 
 
+async def test_closing_releases_the_stores_connections(world: World) -> None:
+    closed: list[str] = []
+
+    class Closing:
+        """A store that tells when it is closed."""
+
+        def close(self) -> None:
+            closed.append("closed")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.store, name)
+
+    store: Any = Closing()
+    await asynchronous(world.another(store=store)).close()
+
+    assert closed == ["closed"]
+
+
 def test_it_is_made_of_a_guard_or_of_a_guards_arguments(
     world: World, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

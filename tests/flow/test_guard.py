@@ -981,7 +981,8 @@ def test_a_call_without_its_scope_is_a_configuration_error(world: World, scope: 
         ({"occurrence": -1}, "unsupported-value"), ({"occurrence": True}, "unsupported-value"),
         ({"occurrence": 2**53}, "unsupported-value"), ({"context": [1]}, "unsupported-value"),
         ({"context": {"at": 1.5j}}, "unsupported-value"), ({"arguments": [1]}, "unsupported-value"),
-        ({"arguments": '{"a": 1, "a": 2}'}, "unsupported-value"),
+        ({"arguments": '{"a": 1, "a": 2}'}, "unsupported-value"), ({"turn": ("refund",)}, "unsupported-value"),
+        ({"turn": "refund"}, "unsupported-value"), ({"turn": None}, "unsupported-value"),
     ],
     ids=str,
 )
