@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from inspect import isfunction
 from typing import Any, Protocol
 
@@ -104,7 +105,7 @@ def _canary(guard: Checked) -> None:
     forged = request.token[:-4] + ("AAAA" if request.token[-4:] != "AAAA" else "BBBB")
     # Any refusal will do, but an answer there must be.
     for options in ({"request_id": request.id}, {"token": forged}, {"request_id": secrets.token_urlsafe(16)}):
-        _must_refuse(lambda options=options: guard.authorize(call, **options))  # type: ignore[misc]
+        _must_refuse(partial(guard.authorize, call, **options))
     withdraw(guard, request.id)
 
 
