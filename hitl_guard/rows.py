@@ -95,6 +95,59 @@ class ControlRow:
     body: bytes
 
 
+@dataclass(slots=True)
+class RunRow:
+    """One suspended outermost run, with everything that resuming it needs.
+
+    Attributes:
+        key: 32-byte digest of tenant and run id.
+        version: Counts from 1; each write replaces the one before.
+        body: The state, as bytes.
+        signature: A signed text as ASCII bytes; it covers a digest of the body.
+    """
+
+    key: bytes
+    tenant: str
+    version: int
+    body: bytes
+    signature: bytes
+
+
+@dataclass(slots=True)
+class RunNode:
+    """One run in a tree of suspended runs, the root's own or a sub-agent's, to list it by. Never evidence.
+
+    Attributes:
+        key, root: 32-byte digests of tenant and run id: the run's own, and the outermost one's (`RunRow.key`).
+        owner, thread, resource: At most 32 bytes each: digests of what the run is listed by.
+        created_at: Epoch milliseconds.
+    """
+
+    key: bytes
+    root: bytes
+    run_id: str
+    owner: bytes
+    thread: bytes
+    resource: bytes
+    created_at: int
+
+
+@dataclass(slots=True)
+class Segment:
+    """Some consecutive messages of one conversation; never changed once written.
+
+    Attributes:
+        thread: 32-byte digest of the conversation; with ``seq``, from 0, unique.
+        run: 32-byte key of the run that wrote it.
+        body: The messages, as bytes.
+    """
+
+    thread: bytes
+    seq: int
+    run: bytes
+    body: bytes
+
+
 Seal = Callable[[Draft, Link], EventRow]
 """Gives a draft its MAC. Called by the writer, which alone knows the chain's head."""
 

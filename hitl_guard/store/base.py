@@ -11,11 +11,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..rows import CONTROL_PREFIX, ControlRow, Draft, EventRow, Link, RequestRow, Seal, control_record
+from ..rows import (
+    CONTROL_PREFIX,
+    ControlRow,
+    Draft,
+    EventRow,
+    Link,
+    RequestRow,
+    RunNode,
+    RunRow,
+    Seal,
+    Segment,
+    control_record,
+)
 
 __all__ = [
-    "CONTROL_PREFIX", "AddRequest", "Append", "ControlRow", "Draft", "EventRow", "Link", "Loaded", "RequestRow", "Seal",
-    "SetControl", "Step", "Store", "Written", "control_record",
+    "CONTROL_PREFIX", "AddRequest", "AddSegment", "Append", "ControlRow", "Draft", "DropRun", "DropThread", "EventRow",
+    "Link", "Loaded", "PutRun", "RequestRow", "RunNode", "RunRow", "RunStep", "Seal", "Segment", "SetControl", "Step",
+    "Store", "Written", "control_record",
 ]
 
 
@@ -66,15 +79,56 @@ class SetControl:
     row: ControlRow
 
 
-Step = AddRequest | Append | SetControl
+@dataclass(slots=True)
+class PutRun:
+    """Replace the suspended run of version ``row.version - 1`` (insert it for version 1), and all nodes of its tree."""
+
+    row: RunRow
+    nodes: tuple[RunNode, ...]
+
+
+@dataclass(slots=True)
+class DropRun:
+    """Delete the suspended run, which must have exactly this version, and the nodes of its tree."""
+
+    key: bytes
+    version: int
+
+
+@dataclass(slots=True)
+class AddSegment:
+    """Insert a segment, whose place in its conversation must be free."""
+
+    segment: Segment
+
+
+@dataclass(slots=True)
+class DropThread:
+    """Delete every segment of a conversation, if any; one that another transaction is adding meanwhile stays."""
+
+    thread: bytes
+
+
+RunStep = PutRun | DropRun | AddSegment | DropThread
+"""What the built-in agent keeps. None of them makes an event: they are conveniences of a loop, not decisions."""
+
+Step = AddRequest | Append | SetControl | RunStep
 
 
 @dataclass(slots=True)
 class Written:
-    """What a committed `write` did: the database's clock after every wait, and the sealed events in order."""
+    """What a committed `write` did.
+
+    Attributes:
+        now: The database's clock after every wait.
+        events: The sealed events, in order.
+        mark: 16 random bytes that a write of runs or segments leaves beside each of them; empty for any other write.
+            It tells two writers apart that wrote the same: only one of them succeeded.
+    """
 
     now: int
     events: tuple[EventRow, ...]
+    mark: bytes = b""
 
 
 @dataclass(slots=True)
@@ -104,6 +158,10 @@ class Store(Protocol):
     `StoreRolledBackError` when something that this process wrote is gone. No method waits without a limit.
     """
 
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether a read waits for no network and no lock, so that an event loop may do it by itself."""
+
     def setup(self) -> None:
         """Create or migrate the schema, under a lock; safe to call from many processes at once."""
 
@@ -122,7 +180,8 @@ class Store(Protocol):
     def write(self, steps: Sequence[Step], seal: Seal) -> Written | None:
         """Commit all steps durably, or nothing. None: a demand no longer held, or a unique key was taken; read again.
 
-        A lost reply to COMMIT is resolved by reading the last event's MAC on a new connection.
+        A lost reply to COMMIT is resolved by looking on another connection for what the write left. A write that only
+        deletes counts as committed once everything is gone, whoever deleted it.
         """
 
     def open_requests(
@@ -146,6 +205,30 @@ class Store(Protocol):
 
     def controls(self) -> list[ControlRow]:
         """Return every control row."""
+
+    def load_run(self, key: bytes) -> tuple[int, RunRow | None]:
+        """Return the database's clock (epoch milliseconds) and the suspended run, or None, as of one moment."""
+
+    def list_runs(
+        self, owner: bytes, *, thread: bytes | None = None, resource: bytes | None = None,
+        created_from: int | None = None, created_to: int | None = None, limit: int | None = None, offset: int = 0,
+    ) -> tuple[int, list[tuple[RunNode, RunRow]]]:
+        """Return how many runs an owner has in suspended trees, and one page of them, each with its tree's root.
+
+        The newest come first, those of one millisecond by key. ``created_from`` and ``created_to`` are inclusive
+        (epoch milliseconds). The number is counted before paging, and a moment earlier.
+        """
+
+    def segments(
+        self, thread: bytes, *, first: int = 0, below: int | None = None, run: bytes | None = None
+    ) -> list[Segment]:
+        """Return a conversation's segments in order, from ``first``: those below ``below``, and any that ``run`` wrote.
+
+        Without ``below`` all of them.
+        """
+
+    def last_segments(self, thread: bytes, limit: int | None) -> list[Segment]:
+        """Return a conversation's newest ``limit`` segments (None: all), in ascending order."""
 
     def close(self) -> None:
         """Release every connection."""

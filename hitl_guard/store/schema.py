@@ -19,7 +19,7 @@ from ..errors import ConfigurationError
 PREFIX = "hitl_guard_"
 """Put before every table's name: the database may be shared with the application."""
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """Every migration, in order. This version of the code needs the last one, exactly."""
 
 VERSION_TABLE = PREFIX + "version"
@@ -117,6 +117,49 @@ chains = Table(
     **_INNODB,
 )
 """A cache of what was anchored, so that anchoring looks at chains that moved only; never evidence."""
+
+runs = Table(
+    PREFIX + "runs",
+    metadata,
+    Column("run", _key(32), nullable=False),
+    Column("tenant", _bytes(), nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("mark", _bytes(), nullable=False),
+    Column("signature", _bytes(), nullable=False),
+    Column("body", _bytes(), nullable=False),
+    PrimaryKeyConstraint("run", name=PREFIX + "runs_pk"),
+    **_INNODB,
+)
+"""Suspended outermost runs. ``mark``, here and in `segments`: see `hitl_guard.store.base.Written`."""
+
+run_nodes = Table(
+    PREFIX + "run_nodes",
+    metadata,
+    Column("root", _key(32), nullable=False),
+    Column("run", _key(32), nullable=False),
+    Column("owner", _key(32), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("thread", _key(32), nullable=False),
+    Column("resource", _key(32), nullable=False),
+    Column("run_id", _bytes(), nullable=False),
+    PrimaryKeyConstraint("root", "run", name=PREFIX + "run_nodes_pk"),
+    sqlite_with_rowid=False,
+    **_INNODB,
+)
+"""A cache for lists, never evidence: every run of a suspended tree."""
+Index(PREFIX + "run_nodes_owner", run_nodes.c.owner, run_nodes.c.created_at)
+
+segments = Table(
+    PREFIX + "segments",
+    metadata,
+    Column("thread", _key(32), nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("run", _key(32), nullable=False),
+    Column("mark", _bytes(), nullable=False),
+    Column("body", _bytes(), nullable=False),
+    PrimaryKeyConstraint("thread", "seq", name=PREFIX + "segments_pk"),
+    **_INNODB,
+)
 
 
 def demand(found: Sequence[object]) -> None:

@@ -9,8 +9,8 @@ from functools import partial
 from sqlalchemy import Connection, and_, or_, select, text
 
 from ..errors import ConfigurationError
-from ..rows import ControlRow, EventRow, RequestRow, Seal
-from . import hot, schema, values
+from ..rows import ControlRow, EventRow, RequestRow, RunNode, RunRow, Seal, Segment
+from . import hot, runs, schema, values
 from .base import Loaded, Step, Written
 from .connections import Connections
 from .dialects import dialect_for
@@ -39,6 +39,12 @@ class SQLStore:
         self._dialect = dialect_for(url, timeout_ms=timeout_ms)
         self._connections = Connections(self._dialect, pool_size=pool_size, timeout_ms=timeout_ms)
         self._writer = Writer(self._dialect, self._connections)
+        self._load_run = self._dialect.statement(runs.load(self._dialect.words))
+
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether a read waits for nobody: SQLite reads a file's pages, and in WAL mode no writer stops it."""
+        return self._dialect.name == "sqlite"
 
     def __repr__(self) -> str:
         return f"<SQLStore {self._dialect.name}>"
@@ -152,6 +158,41 @@ class SQLStore:
                 for tenant, version, body in connection.execute(query)
             ]
         )
+
+    def load_run(self, key: bytes) -> tuple[int, RunRow | None]:
+        """Return the database's clock (epoch milliseconds) and the suspended run, or None, as of one moment."""
+        return self._connections.read(lambda raw: runs.loaded(self._dialect.run(raw, self._load_run, {"run": key})))
+
+    def list_runs(
+        self, owner: bytes, *, thread: bytes | None = None, resource: bytes | None = None,
+        created_from: int | None = None, created_to: int | None = None, limit: int | None = None, offset: int = 0,
+    ) -> tuple[int, list[tuple[RunNode, RunRow]]]:
+        """Return how many runs an owner has in suspended trees, and one page of them, each with its tree's root.
+
+        The newest come first, those of one millisecond by key. ``created_from`` and ``created_to`` are inclusive
+        (epoch milliseconds). The number is counted before paging, and a moment earlier.
+        """
+        return self._connections.query(
+            lambda connection: runs.listed(
+                connection, owner, thread, resource, created_from, created_to, limit, offset
+            )
+        )
+
+    def segments(
+        self, thread: bytes, *, first: int = 0, below: int | None = None, run: bytes | None = None
+    ) -> list[Segment]:
+        """Return a conversation's segments in order, from ``first``: those below ``below``, and any that ``run`` wrote.
+
+        Without ``below`` all of them.
+        """
+        query = runs.segments_of(thread, first=first, below=below, run=run)
+        return self._connections.query(lambda connection: [runs.segment(row) for row in connection.execute(query)])
+
+    def last_segments(self, thread: bytes, limit: int | None) -> list[Segment]:
+        """Return a conversation's newest ``limit`` segments (None: all), in ascending order."""
+        query = runs.newest_segments(thread, limit)
+        found = self._connections.query(lambda connection: [runs.segment(row) for row in connection.execute(query)])
+        return found[::-1]
 
     def close(self) -> None:
         """Release every connection."""

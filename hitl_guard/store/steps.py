@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,8 @@ from ..rows import EventRow, Seal
 from . import hot, values
 from .anchors import Chain
 from .base import AddRequest, Append, SetControl, Step, Written
-from .dialects.base import Dialect
+from .dialects.base import Dialect, Look
+from .runs import RunSteps
 
 
 class Steps:
@@ -27,6 +29,7 @@ class Steps:
         self._whole_request = statement(hot.add_whole_request(words))
         self._first_control = statement(hot.insert_control(words))
         self._next_control = statement(hot.UPDATE_CONTROL)
+        self._runs = RunSteps(dialect)
         self._mac, self._envelope, self._control_body = map(statement, (hot.LAST, hot.ENVELOPE, hot.CONTROL_BODY))
 
     def run(self, raw: Any, chain: Chain, steps: Sequence[Step], seal: Seal, limit: int | None) -> Written | None:
@@ -35,6 +38,7 @@ class Steps:
             self._dialect.exclude_claims(raw)
         rows: list[EventRow] = []
         now: int | None = None
+        mark = b""
         for step in steps:
             if isinstance(step, Append):
                 row = seal(step.draft, chain.link())
@@ -43,13 +47,16 @@ class Steps:
                 rows.append(row)
             elif isinstance(step, AddRequest):
                 done, now = self._add(raw, step)
-            else:
+            elif isinstance(step, SetControl):
                 done, now = self._set(raw, step), None
+            else:
+                mark = mark or secrets.token_bytes(16)
+                done, now = self._runs.run(raw, step, mark), None
             if not done:
                 return None
         if now is None:
             now = self._dialect.clock(raw)
-        return None if limit is not None and now >= limit else Written(now, tuple(rows))
+        return None if limit is not None and now >= limit else Written(now, tuple(rows), mark)
 
     def whole(self, chain: Chain, step: Step, seal: Seal) -> tuple[str, dict[str, Any], tuple[EventRow, ...]] | None:
         """Return ``(statement, parameters, events)`` that do ``step`` at once, or None if one statement cannot.
@@ -63,14 +70,21 @@ class Steps:
             return self._whole_request, hot.request_parameters(step), ()
         return None
 
-    def evidence(self, written: Written, last: Step) -> tuple[str, dict[str, Any], bytes]:
-        """Return a query, its parameters and the value with which it answers only if ``written`` was committed."""
-        if isinstance(last, AddRequest):
-            return self._envelope, {"id": values.pack(last.row.id)}, last.row.envelope
-        if isinstance(last, SetControl):
-            return self._control_body, {"tenant_digest": values.tenant_digest(last.row.tenant)}, last.row.body
-        row = written.events[-1]
-        return self._mac, {"chain": row.chain.encode(), "seq": row.seq}, row.mac
+    def evidence(self, written: Written, steps: Sequence[Step]) -> list[Look]:
+        """Return what is found, all of it, only if ``written`` was committed.
+
+        One trace tells of the whole transaction; one that nobody replaces later (an event, a request) is preferred.
+        """
+        if written.events:
+            row = written.events[-1]
+            return [(self._mac, {"chain": row.chain.encode(), "seq": row.seq}, row.mac)]
+        for step in reversed(steps):
+            if isinstance(step, AddRequest):
+                return [(self._envelope, {"id": values.pack(step.row.id)}, step.row.envelope)]
+            if isinstance(step, SetControl):
+                tenant = values.tenant_digest(step.row.tenant)
+                return [(self._control_body, {"tenant_digest": tenant}, step.row.body)]
+        return self._runs.evidence(steps, written.mark)
 
     def _append(self, raw: Any, step: Append, row: EventRow) -> tuple[bool, int | None]:
         """Insert one event; say whether it was, and the clock after the insert's waits where the insert tells it."""

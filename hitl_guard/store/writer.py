@@ -16,7 +16,7 @@ from . import hot, values
 from .anchors import Anchors, Chain
 from .base import Append, Step, Written
 from .connections import Connections
-from .dialects.base import Dialect, Failure, translated
+from .dialects.base import Dialect, Failure, Look, translated
 from .pool import Lease
 from .steps import Steps
 
@@ -67,7 +67,7 @@ class Writer:
                 pool.discard(lease)
             else:
                 pool.give_back(lease)
-        return self._resolve(doubt, steps[-1], limit)
+        return self._resolve(doubt, steps, limit)
 
     def _write(self, lease: Lease, steps: Sequence[Step], seal: Seal, limit: int | None) -> Written | None:
         chain = lease.chain or Chain.new()
@@ -186,19 +186,25 @@ class Writer:
         if not self._dialect.run(raw, self._head, parameters):
             raise _gone()
 
-    def _resolve(self, doubt: _UnknownCommit, last: Step, limit: int | None) -> Written:
+    def _resolve(self, doubt: _UnknownCommit, steps: Sequence[Step], limit: int | None) -> Written:
         """The reply to COMMIT was lost: look on another connection whether it happened."""
-        text, parameters, expected = self._steps.evidence(doubt.written, last)
+        written = doubt.written
+        looks = self._steps.evidence(written, steps)
         try:
-            rows, now = self._connections.read(
-                lambda raw: (self._dialect.run(raw, text, parameters), self._dialect.clock(raw))
+            happened, now = self._connections.read(
+                lambda raw: (all(self._seen(raw, look) for look in looks), self._dialect.clock(raw))
             )
         except HitlGuardError as error:
             raise _unknown() from error
         # A claim that was committed in time but is known of too late is not granted: it stays to be resolved.
-        if not rows or values.raw(rows[0][0]) != expected or (limit is not None and now >= limit):
+        if not happened or (limit is not None and now >= limit):
             raise _unknown() from doubt.cause
-        return Written(now, doubt.written.events)
+        return Written(now, written.events, written.mark)
+
+    def _seen(self, raw: Any, look: Look) -> bool:
+        text, parameters, expected = look
+        rows = self._dialect.run(raw, text, parameters)
+        return (values.raw(rows[0][0]) if rows else None) == expected
 
 
 def _gone() -> StoreRolledBackError:

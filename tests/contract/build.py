@@ -6,11 +6,25 @@ import hashlib
 import multiprocessing
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from hitl_guard.rows import ControlRow, Draft, EventRow, Link, RequestRow, control_record
-from hitl_guard.store.base import AddRequest, Append, SetControl, Step, Written
+from sqlalchemy import Connection, text
+
+from hitl_guard.rows import (
+    ControlRow,
+    Draft,
+    EventRow,
+    Link,
+    RequestRow,
+    RunNode,
+    RunRow,
+    Segment,
+    control_record,
+)
+from hitl_guard.store.base import AddRequest, Append, PutRun, SetControl, Step, Written
 from hitl_guard.store.sql import SQLStore
+from tests.databases import Database
 
 _Job = TypeVar("_Job")
 _Answer = TypeVar("_Answer")
@@ -93,6 +107,39 @@ def events_of(store: SQLStore, row: RequestRow) -> tuple[EventRow, ...]:
     return store.load(row.tenant, request_id=row.id).events
 
 
+def digest(name: str) -> bytes:
+    """A stand-in for any 32-byte digest that a run or a segment is found by."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+
+
+def run_row(name: str = "run", **changes: Any) -> RunRow:
+    """A suspended run, of version 1 unless told otherwise."""
+    fields: dict[str, Any] = {
+        "key": digest(name), "tenant": "tenant", "version": 1, "body": b"state", "signature": b"signed",
+    }
+    return RunRow(**fields | changes)
+
+
+def run_node(
+    run_id: str = "run", *, root: str | None = None, owner: str = "owner", thread: str = "thread",
+    resource: str = "resource", created_at: int = 1,
+) -> RunNode:
+    """A run in a tree, by default in one of its own."""
+    tree = digest(run_id if root is None else root)
+    return RunNode(digest(run_id), tree, run_id, digest(owner), digest(thread), digest(resource), created_at)
+
+
+def put(
+    store: SQLStore, name: str = "run", *, nodes: tuple[RunNode, ...] | None = None, **changes: Any
+) -> Written | None:
+    """Store a suspended run, by default with its own node alone."""
+    return store.write([PutRun(run_row(name, **changes), (run_node(name),) if nodes is None else nodes)], seal)
+
+
+def segment(seq: int, *, thread: str = "thread", run: str = "run", body: bytes = b"messages") -> Segment:
+    return Segment(digest(thread), seq, digest(run), body)
+
+
 def in_processes(work: Callable[[_Job], _Answer], jobs: Sequence[_Job]) -> list[_Answer]:
     """Run each job in a new process of its own, all at once."""
     pool = multiprocessing.get_context("spawn").Pool(len(jobs))
@@ -100,3 +147,24 @@ def in_processes(work: Callable[[_Job], _Answer], jobs: Sequence[_Job]) -> list[
     pool.close()  # and not terminate(): the processes still write down what they covered
     pool.join()
     return answers
+
+
+def _blocked(database: Database, observer: Connection) -> int:
+    """Return how many sessions of this database wait for a lock."""
+    query = {
+        "postgresql": "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        # InnoDB's own tables of waits stand still while they are polled. A statement that takes 100 ms here waits.
+        "mariadb": "SELECT count(*) FROM information_schema.processlist "
+        "WHERE db = DATABASE() AND id <> CONNECTION_ID() AND command = 'Query' AND time_ms > 100",
+    }[database.kind]
+    return int(observer.execute(text(query)).scalar_one())
+
+
+def wait_until_blocked(database: Database, future: Future[Any], sessions: int = 1) -> None:
+    """Return once ``future``'s statement waits for a lock (on SQLite: once nothing else can be seen)."""
+    if database.kind == "sqlite":
+        return
+    with database.connect().execution_options(isolation_level="AUTOCOMMIT") as observer:
+        while _blocked(database, observer) < sessions:
+            assert not future.done(), "it did not wait"

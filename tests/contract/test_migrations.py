@@ -8,15 +8,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import make_url
 
 from hitl_guard.errors import ConfigurationError, StoreUnavailableError
-from hitl_guard.store import schema
+from hitl_guard.store import migrations, schema
+from hitl_guard.store.base import AddSegment, PutRun
 from hitl_guard.store.dialects import mariadb
 from hitl_guard.store.sql import SQLStore
-from tests.contract.build import added, in_processes
+from tests.contract.build import (
+    added,
+    approved,
+    claim,
+    digest,
+    events_of,
+    in_processes,
+    run_node,
+    run_row,
+    seal,
+    segment,
+    set_control,
+)
 from tests.databases import KINDS, Database
 
 VERSION = f"SELECT version_num FROM {schema.VERSION_TABLE}"
@@ -39,12 +54,101 @@ def _set_up(url: str) -> str:
     return "fine"
 
 
+def _set_up_as_of(database: Database, revision: str) -> None:
+    """Make the schema that a version of the code made whose last revision was this one."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    with database.connect() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+        connection.commit()
+
+
+def _differences(database: Database) -> list[object]:
+    """Return where the tables are not those of this version."""
+    with database.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE})
+        return list(compare_metadata(context, schema.metadata))
+
+
 def test_the_migrations_make_exactly_the_schema(empty: Database, open_store: Callable[..., SQLStore]) -> None:
     open_store(empty).setup()
 
-    with empty.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE})
-        assert compare_metadata(context, schema.metadata) == []
+    assert _differences(empty) == []
+
+
+def test_the_revisions_are_those_of_the_migrations() -> None:
+    folder = Path(migrations.__file__).parent / "versions"
+
+    assert [path.name[:4] for path in sorted(folder.glob("*.py"))] == list(schema.REVISIONS)
+
+
+@pytest.mark.parametrize("revision", schema.REVISIONS[:-1])
+def test_a_database_of_every_earlier_version_is_upgraded_without_loss(
+    empty: Database, open_store: Callable[..., SQLStore], revision: str
+) -> None:
+    _set_up_as_of(empty, revision)
+    assert empty.execute(VERSION) == [(revision,)]
+    store = open_store(empty)
+    with pytest.raises(ConfigurationError, match="db upgrade") as caught:
+        store.check()
+    assert caught.value.detail == "schema-older"
+    set_control(store, 1)
+    row, first = approved(store, until=1)
+    pending = added(store, until=2)
+    chains = {chain: store.chain_events(chain) for chain in store.chains()}
+    histories, controls = list(store.request_histories()), store.controls()
+
+    store.setup()
+
+    store.check()
+    assert _differences(empty) == []
+    assert empty.execute(VERSION) == [(schema.REVISIONS[-1],)]
+    assert {chain: store.chain_events(chain) for chain in store.chains()} == chains
+    assert (list(store.request_histories()), store.controls()) == (histories, controls)
+    assert [found for _, found, _ in store.open_requests(tenant=None, limit=9)] == [row, pending]
+    written = store.write([claim(row, first), PutRun(run_row(), (run_node(),)), AddSegment(segment(0))], seal)
+    assert written is not None
+    assert events_of(store, row) == (first, *written.events)
+    assert store.list_runs(digest("owner")) == (1, [(run_node(), run_row())])
+    assert store.segments(digest("thread")) == [segment(0)]
+
+
+@pytest.mark.parametrize("revision", schema.REVISIONS[:-1])
+def test_eight_processes_may_upgrade_at_once(empty: Database, revision: str) -> None:
+    _set_up_as_of(empty, revision)
+
+    assert in_processes(_set_up, [empty.url] * 8) == ["fine"] * 8
+    assert _differences(empty) == []
+
+
+def test_an_interrupted_upgrade_is_taken_up_again(empty: Database, open_store: Callable[..., SQLStore]) -> None:
+    store = open_store(empty)
+    store.setup()
+    row, first = approved(store)
+    empty.execute("DROP TABLE hitl_guard_segments")
+    index = "DROP INDEX hitl_guard_run_nodes_owner"
+    empty.execute(index + (" ON hitl_guard_run_nodes" if empty.kind == "mariadb" else ""))
+    empty.execute(f"UPDATE {schema.VERSION_TABLE} SET version_num = '0001'")
+
+    store.setup()
+
+    store.check()
+    assert _differences(empty) == []
+    assert events_of(store, row) == (first,)
+
+
+def test_a_store_that_was_open_during_the_upgrade_goes_on(empty: Database, open_store: Callable[..., SQLStore]) -> None:
+    _set_up_as_of(empty, "0001")
+    running = open_store(empty)
+    row, first = approved(running)
+
+    open_store(empty).setup()
+
+    written = running.write([claim(row, first)], seal)
+    assert written is not None
+    assert written.events[0].chain == first.chain
+    assert running.load_run(digest("run"))[1] is None
 
 
 def test_setting_up_again_changes_nothing(empty: Database, open_store: Callable[..., SQLStore]) -> None:
@@ -90,9 +194,7 @@ def test_an_interrupted_set_up_is_taken_up_again(empty: Database, open_store: Ca
     store.setup()
 
     store.check()
-    with empty.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE})
-        assert compare_metadata(context, schema.metadata) == []
+    assert _differences(empty) == []
 
 
 @pytest.mark.parametrize("versions", [["9999"], ["0001", "9999"]])
@@ -113,14 +215,14 @@ def test_a_database_of_a_newer_version_is_refused(
 
 
 def test_a_database_of_an_older_version_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "REVISIONS", ("0001", "0002"))
+    monkeypatch.setattr(schema, "REVISIONS", ("7001", "7002"))
 
     with pytest.raises(ConfigurationError, match="db upgrade") as caught:
-        schema.demand(["0001"])
+        schema.demand(["7001"])
     assert caught.value.detail == "schema-older"
     with pytest.raises(ConfigurationError, match="db upgrade"):
         schema.demand([])
-    schema.demand(["0002"])
+    schema.demand(["7002"])
 
 
 def test_an_older_database_is_migrated(
@@ -128,9 +230,9 @@ def test_an_older_database_is_migrated(
 ) -> None:
     store = open_store(empty)
     store.setup()
-    monkeypatch.setattr(schema, "REVISIONS", ("0001", "0002"))
+    monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, "7000"))
 
-    store.setup()  # there is no 0002 to run, but what is known to be older is not refused
+    store.setup()  # there is no 7000 to run, but what is known to be older is not refused
 
     with pytest.raises(ConfigurationError) as caught:
         store.check()

@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from sqlalchemy import Connection, make_url, text
@@ -26,6 +25,7 @@ from tests.contract.build import (
     request,
     seal,
     set_control,
+    wait_until_blocked,
 )
 from tests.databases import Database
 
@@ -47,27 +47,6 @@ def threads() -> Iterable[ThreadPoolExecutor]:
 
 def _won(futures: Iterable[Future[Written | None]]) -> list[Written]:
     return [written for written in (future.result(timeout=60) for future in futures) if written is not None]
-
-
-def _blocked(database: Database, observer: Connection) -> int:
-    """Return how many sessions of this database wait for a lock."""
-    query = {
-        "postgresql": "SELECT count(*) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND wait_event_type = 'Lock'",
-        # InnoDB's own tables of waits stand still while they are polled. A statement that takes 100 ms here waits.
-        "mariadb": "SELECT count(*) FROM information_schema.processlist "
-        "WHERE db = DATABASE() AND id <> CONNECTION_ID() AND command = 'Query' AND time_ms > 100",
-    }[database.kind]
-    return int(observer.execute(text(query)).scalar_one())
-
-
-def _wait_until_blocked(database: Database, future: Future[Any], sessions: int = 1) -> None:
-    """Return once ``future``'s statement waits for a lock (on SQLite: once nothing else can be seen)."""
-    if database.kind == "sqlite":
-        return
-    with database.connect().execution_options(isolation_level="AUTOCOMMIT") as observer:
-        while _blocked(database, observer) < sessions:
-            assert not future.done(), "it did not wait"
 
 
 def _occupy(blocker: Connection, row: RequestRow, version: int, spend_key: bytes | None = None) -> None:
@@ -100,7 +79,7 @@ class TestTheClock:
             if among:
                 steps.append(AddRequest(request(), RUN, 9))
             waiting = threads.submit(store.write, steps, seal)
-            _wait_until_blocked(database, waiting)
+            wait_until_blocked(database, waiting)
             while store.now() < end:
                 assert database.kind == "sqlite" or not waiting.done()
             blocker.rollback()
@@ -117,7 +96,7 @@ class TestTheClock:
         with database.connect() as blocker:
             _occupy(blocker, row, 2)
             waiting = threads.submit(store.write, [claim(row, first, before=store.now() + HOUR)], seal)
-            _wait_until_blocked(database, waiting)
+            wait_until_blocked(database, waiting)
             released = store.now()
             blocker.rollback()
 
@@ -133,7 +112,7 @@ class TestTheClock:
         with database.connect() as blocker:
             _occupy(blocker, row, 2)
             waiting = threads.submit(store.write, [claim(row, first, before=store.now() + HOUR)], seal)
-            _wait_until_blocked(database, waiting)
+            wait_until_blocked(database, waiting)
             blocker.commit()
 
         assert waiting.result(timeout=60) is None
@@ -151,7 +130,7 @@ class TestPauses:
             pause.begin()
             pause.exec_driver_sql("UPDATE hitl_guard_control SET version = 2")
             waiting = threads.submit(store.write, [claim(row, first, control=("tenant", 1))], seal)
-            _wait_until_blocked(database, waiting)
+            wait_until_blocked(database, waiting)
             if committed:
                 pause.commit()
             else:
@@ -181,7 +160,7 @@ class TestPauses:
         claimed = threads.submit(store.write, steps, between)
         assert claiming.wait(60)
         pausing = threads.submit(set_control, store, 2)
-        _wait_until_blocked(database, pausing)
+        wait_until_blocked(database, pausing)
         assert not pausing.done()
         paused.set()
 
@@ -202,9 +181,9 @@ class TestPauses:
             earlier_claim.begin()
             earlier_claim.exec_driver_sql(f"SELECT version FROM hitl_guard_control {share}")
             pausing = threads.submit(set_control, store, 2)
-            _wait_until_blocked(database, pausing)
+            wait_until_blocked(database, pausing)
             claiming = threads.submit(store.write, [claim(row, first, control=("tenant", 1))], seal)
-            _wait_until_blocked(database, claiming, sessions=2)
+            wait_until_blocked(database, claiming, sessions=2)
             earlier_claim.commit()
 
         assert pausing.result(timeout=60) is not None

@@ -18,6 +18,9 @@ from ..hot import Shape, Words
 
 Rows = Sequence[Sequence[Any]]
 
+Look = tuple[str, dict[str, Any], bytes | None]
+"""A query, its parameters, and what the first column of its one row must be (None: that there is no row)."""
+
 MIGRATION_WAIT_S = 60
 """How long `SQLStore.setup` waits for another process that migrates."""
 
