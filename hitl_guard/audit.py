@@ -22,7 +22,8 @@ from .signing import ALGORITHM, FORMAT_VERSION, Signer, equal
 
 REQUEST_EVENTS = frozenset({
     "request:voted", "request:approved", "request:denied", "request:expired", "request:revoked", "request:superseded",
-    "grant:claimed", "call:succeeded", "call:failed", "call:in_doubt", "call:abandoned",
+    "grant:claimed", "grant:resumed", "call:succeeded", "call:failed", "call:in_doubt", "call:abandoned",
+    "call:suspended",
 })
 """Events of one request; each moves its state (see `hitl_guard.lifecycle.state`)."""
 

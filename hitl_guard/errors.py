@@ -212,6 +212,16 @@ class DecisionError(HitlGuardError):
     default_code = "invalid-approval"
 
 
+class AgentError(HitlGuardError):
+    """The built-in agent loop cannot do what was asked; nothing changed.
+
+    ``code``: ``run-not-found``, ``call-not-suspended``, ``call-ambiguous``, ``run-busy``, ``invalid-resume-data``,
+    ``invalid-page`` or ``run-too-deep``.
+    """
+
+    default_code = "run-not-found"
+
+
 class UnavailableError(HitlGuardError):
     """The guard cannot tell. Fails closed, and is never the same as "denied".
 

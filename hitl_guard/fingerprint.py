@@ -23,6 +23,9 @@ _IDENTITY = b"hitl-guard/identity/v1\0"
 _RUN = b"hitl-guard/run/v1\0"
 _SPEND = b"hitl-guard/spend/v1\0"
 _IDEMPOTENCY = b"hitl-guard/idempotency/v1\0"
+_PLACE = b"hitl-guard/place/v1\0"
+_SNAPSHOT = b"hitl-guard/snapshot/v1\0"
+_HISTORY = b"hitl-guard/history/v1\0"
 
 
 def joined(*parts: bytes) -> bytes:
@@ -91,6 +94,21 @@ def identity(scope: Scope, fingerprint_: str) -> bytes:
 def run_digest(tenant: str, run: str) -> bytes:
     """Return the 32-byte digest by which a run's requests are listed."""
     return hashlib.sha256(_RUN + joined(tenant.encode(), run.encode())).digest()
+
+
+def place(kind: str, *names: str) -> bytes:
+    """Return the 32-byte digest by which suspended runs and conversations are found (``owner``, ``thread`` …)."""
+    return hashlib.sha256(_PLACE + joined(kind.encode(), *(name.encode() for name in names))).digest()
+
+
+def snapshot_digest(body: bytes) -> str:
+    """Return the digest by which a snapshot's signature binds its body."""
+    return hashlib.sha256(_SNAPSHOT + body).hexdigest()
+
+
+def history_digest(before: str, segment: bytes) -> str:
+    """Return the digest of a conversation with one more segment; ``before`` is the one without it, ``""`` at first."""
+    return hashlib.sha256(_HISTORY + joined(before.encode(), segment)).hexdigest()
 
 
 def spend_key(scope: Scope, request_id: str) -> bytes:

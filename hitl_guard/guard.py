@@ -8,47 +8,45 @@ loops and functions into calls.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any
 
-from . import canonical, fingerprint
+from . import fingerprint
 from .dropin import DropIn
-from .envelope import REQUEST_TYPE, Envelope
 from .errors import (
-    ApprovalDeniedError,
     ApprovalRequired,
-    ArgsMismatchError,
+    CanonicalizationError,
     ConfigurationError,
-    ConsumedError,
-    ExpiredError,
     HitlGuardError,
-    InDoubtError,
     InvalidApprovalError,
     KeyInactiveError,
     PolicyChangedError,
-    PolicyDeniedError,
-    RevokedError,
-    ScopeMismatchError,
-    SupersededError,
+    RefusedError,
     ToolChangedError,
 )
 from .keyring import Keyring
 from .lifecycle import ask, claim, settle
 from .lifecycle.bound import Bound
-from .lifecycle.desk import ROUNDS, Desk, Reading, busy
+from .lifecycle.desk import ROUNDS, Desk, Reading, busy, unknown
 from .lifecycle.record import Record, to_request
+from .lifecycle.refusals import (
+    check_fingerprint,
+    check_scope,
+    check_unspent,
+    fits,
+    name_of,
+    policy_denied,
+    refuse_state,
+)
 from .lifecycle.rights import Directory, check_decisions
 from .lifecycle.settings import Settings
-from .models import ApprovalRequest, Permit, Principal, ToolCall
+from .models import ApprovalRequest, Permit, ToolCall
 from .people import People
 from .policy.combined import Policy
-from .policy.core import Status, Verdict
+from .policy.core import Status, Verdict, strictest
 from .signing import Signer
-from .store.base import Store
-
-DEFAULT_DENIAL = "Tool call was not approved by the user"
-"""What the model is told when a person said no without a reason."""
+from .store.base import Step, Store
 
 
 class Guard(People, DropIn):
@@ -132,21 +130,51 @@ class Guard(People, DropIn):
         Raises:
             PolicyDeniedError, ApprovalDeniedError, ConsumedError, ArgsMismatchError …: as `authorize`.
         """
-        with self._refusals(call):
-            bound = self._desk.bind(call)
-            for _ in range(ROUNDS):
+        (asked,) = self._request_together([(call, None)])
+        if isinstance(asked, HitlGuardError):
+            raise asked
+        return asked
+
+    def _request_together(
+        self, calls: Sequence[tuple[ToolCall, Verdict | None]], alongside: ask.Alongside | None = None
+    ) -> list[ApprovalRequest | HitlGuardError]:
+        """Ask for several calls in one transaction; return for each its request, or why it must not run.
+
+        Args:
+            calls: Each with the verdict of a loop's own policy, which can only add to the guard's, or None.
+            alongside: What a loop keeps about these requests in the same store; asked anew on each attempt. A request
+                is never to be seen before the loop can take its decision.
+        """
+        refused: dict[int, HitlGuardError] = {}  # each is in the audit log once, however often the rest is tried again
+        for _ in range(ROUNDS):
+            steps: list[Step] = []
+            asked = [refused.get(place) or self._asked(call, own, steps) for place, (call, own) in enumerate(calls)]
+            refused |= {place: answer for place, answer in enumerate(asked) if isinstance(answer, HitlGuardError)}
+            if alongside is not None:
+                steps += alongside(asked)
+            if not steps or self._desk.store.write(steps, self._desk.sealer) is not None:
+                return asked
+        raise busy()
+
+    def _asked(self, call: ToolCall, own: Verdict | None, steps: list[Step]) -> ApprovalRequest | HitlGuardError:
+        """Return a call's open request, or a new one whose steps are added to ``steps``, or why it must not run."""
+        try:
+            with self._refusals(call):
+                bound = self._desk.bind(call)
                 reading = self._read(bound, None)
                 record = reading.record
                 if record is not None and not self._asks_anew(bound, record):
-                    self._check_fingerprint(bound, record)  # only the same tool and arguments join a request
+                    check_fingerprint(bound, record)  # only the same tool and arguments join a request
                     if record.state in ("pending", "approved"):
                         return to_request(record)
-                    self._refuse_state(record)
-                verdict = self._judge(bound, reading)
-                made = ask.ask(self._desk, bound, reading, verdict)
-                if made is not None:
-                    return to_request(made)
-            raise busy()
+                    refuse_state(record)
+                verdict = self._judge(bound, reading, own)
+                made, added = ask.asked(self._desk, bound, reading, verdict)
+        except (RefusedError, CanonicalizationError) as refusal:
+            return refusal
+        # A new tenant's first control row is written once, however many calls are asked for.
+        steps += added if steps else [*ask.control_steps(self._desk, reading), *added]
+        return to_request(made)
 
     # -- the call ------------------------------------------------------------------------------------------------
 
@@ -179,33 +207,46 @@ class Guard(People, DropIn):
             RefusedError: the call must not run; ``code`` says why, and the audit has it.
             UnavailableError: nobody can tell now. The tool must not run.
         """
+        return self._authorize(call, request_id=request_id, token=token)
+
+    def _permit(self, call: ToolCall, *, request_id: str | None = None, resumes: str | None = None) -> Permit | None:
+        """Return a call's permit as `authorize` does, or None where a person must be asked: here nobody is.
+
+        Args:
+            resumes: The claim id of the start that suspended itself; this one starts it again (with ``request_id``).
+        """
+        try:
+            return self._authorize(call, request_id=request_id, resumes=resumes, ask_people=False)
+        except (ApprovalRequired, _MustAsk):
+            return None
+
+    def _free_permit(self, call: ToolCall) -> Permit | None:
+        """Return the permit of a call that was never asked for and needs nobody; None: `_permit` will say. Only reads.
+        """
+        with suppress(HitlGuardError, _MustAsk):
+            bound = self._desk.bind(call)
+            reading = self._read(bound, None)
+            if reading.record is None:
+                return self._decide_by_policy(bound, reading, ask_people=False, write=False)
+        return None
+
+    def _authorize(
+        self, call: ToolCall, *, request_id: str | None = None, token: str | bytes | None = None,
+        resumes: str | None = None, ask_people: bool = True,
+    ) -> Permit:
         with self._refusals(call, request=request_id):
             bound = self._desk.bind(call)  # 1
-            named = self._named(bound, request_id, token)  # 1-4 of the token
+            named = self._desk.named(bound, request_id, token)  # 1-4 of the token
             for _ in range(ROUNDS):
                 reading = self._read(bound, named)  # 4
                 record = reading.record
                 if named is None and (record is None or self._asks_anew(bound, record)):
-                    permit = self._decide_by_policy(bound, reading)
+                    permit = self._decide_by_policy(bound, reading, ask_people=ask_people)
                 else:
-                    permit = self._spend(bound, reading, named, token)
+                    permit = self._spend(bound, reading, named, token, resumes)
                 if permit is not None:
                     return permit
             raise busy()
-
-    def _named(self, bound: Bound, request_id: str | None, token: str | bytes | None) -> str | None:
-        """Return the request id that the caller names, after checks 1 to 4 of a token."""
-        if token is None:
-            if request_id is not None and (type(request_id) is not str or not 0 < len(request_id) <= 64):
-                raise _unknown()
-            return request_id
-        fields = self._desk.signer.open(
-            token, expected_purpose="request", expected_type=REQUEST_TYPE, now=self._desk.store.now()
-        )
-        envelope = Envelope.from_fields(fields)
-        if envelope.scope.tenant != bound.scope.tenant or request_id not in (None, envelope.request_id):
-            raise _unknown()
-        return envelope.request_id
 
     def _read(self, bound: Bound, named: str | None) -> Reading:
         identity = bound.identity if named is None else None
@@ -218,7 +259,7 @@ class Guard(People, DropIn):
             return True
         if record.state in ("pending", "approved"):
             # Another tool or other arguments in the same place are tampering, whatever else is outdated.
-            return _fits(bound, record) and self._outdated(bound, record) is not None
+            return fits(bound, record) and self._outdated(bound, record) is not None
         return record.envelope.binding == "retry" and record.state in ("executing", "succeeded", "failed", "abandoned")
 
     def _outdated(self, bound: Bound, record: Record) -> HitlGuardError | None:
@@ -228,32 +269,33 @@ class Guard(People, DropIn):
             return PolicyChangedError("The policy changed since this was approved; ask again.")
         return None
 
-    def _check_fingerprint(self, bound: Bound, record: Record) -> None:
-        if not _fits(bound, record):
-            raise ArgsMismatchError("The tool or its arguments are not the approved ones.")
-
-    def _spend(self, bound: Bound, reading: Reading, named: str | None, token: str | bytes | None) -> Permit | None:
+    def _spend(
+        self, bound: Bound, reading: Reading, named: str | None, token: str | bytes | None, resumes: str | None
+    ) -> Permit | None:
         """Checks 5 to 12 on one verified reading. None: another transition won; read again."""
         record = reading.record
         if record is None or (token is not None and _text(token) != record.row.envelope):
-            raise _unknown()
+            raise unknown()
         if named is None:
             # 8 comes first for a call that was found by its place: other arguments there are tampering in any state
-            self._check_fingerprint(bound, record)
+            check_fingerprint(bound, record)
         # 5 state
         if record.state == "pending":
             if named is None:
                 raise ApprovalRequired(to_request(record))
             raise InvalidApprovalError("The request is not decided yet.", detail="pending")
-        if record.state != "approved":
-            self._refuse_state(record)
+        # A start that suspended itself is started again by who knows that start; its grant was spent by the first.
+        again = resumes is not None and (record.state, record.claim_id) == ("suspended", resumes)
+        if not again and (resumes is not None or record.state != "approved"):
+            refuse_state(record)
         # 6 times: both windows are in the state above, read with the database's clock
         record.check_issued(reading.now, self._desk.settings.skew)
         # 7 scope; only now is it known that the spend key that was looked up is this grant's
-        self._check_scope(bound, record)
-        _check_unspent(reading)
+        check_scope(bound, record)
+        if not again:
+            check_unspent(reading)
         # 8 fingerprint
-        self._check_fingerprint(bound, record)
+        check_fingerprint(bound, record)
         # 9 tool definition
         bound.check_definition()
         outdated = self._outdated(bound, record)
@@ -264,62 +306,32 @@ class Guard(People, DropIn):
             reading.control.check(tool=bound.tool, agent=agent, policy_version=self.policy_version)
         if outdated is not None:
             raise outdated
-        verdict = self._evaluate_again(bound, record)
-        # 11 decisions
-        needs = tuple(dict.fromkeys((*record.details.requirements, *verdict.requirements)))
-        # Who stands behind the call now (another agent, say, with another owner) may not have approved it either.
-        who = record.details.parties.joined(bound.parties)
-        check_decisions(needs, who, record.votes, directory=self._desk.directory)
+        verdict = ask.evaluate_again(self._desk, bound, record)
+        # 11 decisions; what the policy approved by itself was claimed at once, and is started again by its word alone
+        if not (again and record.automatic and verdict.status is not Status.USER_APPROVAL):
+            needs = tuple(dict.fromkeys((*record.details.requirements, *verdict.requirements)))
+            # Who stands behind the call now (another agent, say, with another owner) may not have approved it either.
+            who = record.details.parties.joined(bound.parties)
+            check_decisions(needs, who, record.votes, directory=self._desk.directory)
         # 12 the claim
+        if again:
+            return claim.claim_again(self._desk, reading, record)
         return claim.claim(self._desk, bound, reading, record)
 
-    def _refuse_state(self, record: Record) -> NoReturn:
-        if record.state == "denied":
-            vote = record.denial()
-            reason = vote.reason if vote and vote.reason else DEFAULT_DENIAL
-            response = None if vote is None or vote.response is None else canonical.decode(vote.response.encode())
-            raise ApprovalDeniedError("A person denied this call.", reason=reason, response=response)
-        errors: dict[str, HitlGuardError] = {
-            "expired": ExpiredError("The approval expired; ask again."),
-            "revoked": RevokedError("The approval was withdrawn; ask again if the call is still wanted."),
-            "superseded": SupersededError("Another request took this one's place; call without a request id."),
-            "in_doubt": InDoubtError("The call was started and its outcome is unknown; an operator must resolve it."),
-        }
-        raise errors.get(record.state) or ConsumedError(
-            "The approval was used before. A new call needs a new approval.", detail=record.state
-        )
-
-    def _check_scope(self, bound: Bound, record: Record) -> None:
-        approved, given = record.envelope.scope, bound.scope
-        same = (approved.user, approved.run) == (given.user, given.run)
-        if record.envelope.binding == "call":
-            same = same and (approved.call_id, approved.occurrence) == (given.call_id, given.occurrence)
-        if not same:
-            raise ScopeMismatchError("The approval is for another user, run or tool call; ask for this one.")
-
-    def _evaluate_again(self, bound: Bound, record: Record) -> Verdict:
-        """Evaluate the policy on what was signed (`ask.as_signed`); only the context may be the caller's of now."""
-        verdict = self._desk.evaluate(ask.as_signed(bound, record))
-        if verdict.errors:
-            raise PolicyDeniedError(
-                "The policy failed to answer when it was asked again; see 'hitl-guard policy explain'.",
-                detail="policy-error",
-            )
-        if verdict.status is Status.DENIED:
-            raise _policy_denied(verdict)
-        return verdict
-
-    def _judge(self, bound: Bound, reading: Reading) -> Verdict:
+    def _judge(self, bound: Bound, reading: Reading, own: Verdict | None = None) -> Verdict:
         """Return the verdict on a call that has no request to use: never made before, not paused, not denied."""
-        _check_unspent(reading)
+        check_unspent(reading)
         bound.check_definition()
         reading.control.check(tool=bound.tool, agent=bound.agent, policy_version=self.policy_version)
         verdict = self._desk.evaluate(bound)
+        verdict = verdict if own is None else strictest([verdict, own])
         if verdict.status is Status.DENIED:
-            raise _policy_denied(verdict)
+            raise policy_denied(verdict)
         return verdict
 
-    def _decide_by_policy(self, bound: Bound, reading: Reading) -> Permit | None:
+    def _decide_by_policy(
+        self, bound: Bound, reading: Reading, *, ask_people: bool, write: bool = True
+    ) -> Permit | None:
         """Where no request can be used: the policy lets it run, denies it, approves it by itself, or asks a person."""
         verdict = self._judge(bound, reading)
         if reading.record is not None and reading.record.envelope.policy_version == self.policy_version:
@@ -328,8 +340,10 @@ class Guard(People, DropIn):
             verdict = ask.asking_again(verdict, reading.record)
         if verdict.status is Status.NOT_APPLICABLE:
             return claim.free_permit(bound)
-        if verdict.status is Status.APPROVED:
+        if verdict.status is Status.APPROVED and write:
             return claim.claim_automatic(self._desk, bound, reading, verdict)
+        if not ask_people:
+            raise _MustAsk
         made = ask.ask(self._desk, bound, reading, verdict)
         if made is None:
             return None
@@ -350,39 +364,22 @@ class Guard(People, DropIn):
         """
         if not isinstance(permit, Permit):
             raise ConfigurationError("Settle the permit that 'authorize' returned.")
+        if outcome == "suspended":  # only a loop that keeps the call can start it again
+            raise ConfigurationError("An outcome is 'succeeded', 'failed' or 'in_doubt'.")
         settle.settle(self._desk, permit, outcome, detail)
 
     def _refusals(self, call: ToolCall, **facts: Any) -> AbstractContextManager[None]:
         if not isinstance(call, ToolCall):
             raise ConfigurationError("Give the guard a ToolCall.")
         return self._desk.refusals(
-            "call:refused", tenant=call.tenant, tool=call.tool, user=_name(call.user), agent=_name(call.agent),
+            "call:refused", tenant=call.tenant, tool=call.tool, user=name_of(call.user), agent=name_of(call.agent),
             run=call.run_id, call_id=call.call_id, **facts,
         )
 
 
-def _fits(bound: Bound, record: Record) -> bool:
-    """Whether it is the same call. An edited request also answers a loop that still holds what it replaced."""
-    return bound.fingerprint in (record.envelope.fingerprint, record.original)
-
-
-def _unknown() -> InvalidApprovalError:
-    return InvalidApprovalError("There is no such approval; look at 'hitl-guard requests list'.", detail="unknown")
-
-
-def _name(who: object) -> object:
-    return who.id if isinstance(who, Principal) else who
-
-
-def _check_unspent(reading: Reading) -> None:
-    if reading.spent:
-        raise ConsumedError("This call was made before. A new call needs a new tool-call id.", detail="spent")
+class _MustAsk(Exception):  # noqa: N818  a signal inside this module
+    """A person must be asked, which the caller does not want yet."""
 
 
 def _text(token: str | bytes) -> bytes:
     return token.encode("ascii") if isinstance(token, str) else token
-
-
-def _policy_denied(verdict: Verdict) -> PolicyDeniedError:
-    rules = f": rule {', '.join(verdict.rules)}" if verdict.rules else ""
-    return PolicyDeniedError(f"The policy denies this call{rules}.", detail="policy", reason=verdict.reason)

@@ -45,7 +45,7 @@ class People:
         return self._people(lambda: decide.decide(self._desk, ballot), approver, request_id)
 
     def revoke(self, request_id: str, *, by: Principal, reason: str | None = None) -> None:
-        """Withdraw an open request, also an approved one that has not run; raises `DecisionError` when it cannot."""
+        """Withdraw an open request, also an approved or suspended one; raises `DecisionError` when it cannot."""
         self._people(lambda: decide.revoke(self._desk, request_id, by, reason), by, request_id)
 
     def resolve(self, request_id: str, outcome: str, *, by: Principal, reason: str, force: bool = False) -> str:

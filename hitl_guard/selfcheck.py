@@ -28,6 +28,22 @@ class Coverage:
     unguarded: tuple[str, ...]
 
 
+class GuardedLoop:
+    """A loop that asks a guard before every call; `hitl_guard.agent.Agent` is one."""
+
+    def covered_tools(self) -> list[str]:
+        """Return the names of the tools that only run through the guard."""
+        raise NotImplementedError
+
+    def canary(self, guard: Any) -> None:
+        """Run the canary call through the real loop, and withdraw its request.
+
+        Raises:
+            ConfigurationError: the call ran, or the loop has another guard.
+        """
+        raise NotImplementedError
+
+
 class Checked(Protocol):
     """What a self-test needs of a guard."""
 
@@ -48,6 +64,8 @@ def coverage(tools: Any) -> Coverage:
     Raises:
         ConfigurationError: no tools can be found in what was given.
     """
+    if isinstance(tools, GuardedLoop):
+        return Coverage(tuple(sorted(tools.covered_tools())), ())
     found = getattr(tools, "tools", tools)
     if isinstance(found, Mapping):
         pairs = [(str(name), tool) for name, tool in found.items()]
@@ -69,7 +87,8 @@ def selftest(guard: Checked, agent: Any = None) -> None:
     """Run a canary call through the guard, and through ``agent``; raise unless it is refused everywhere.
 
     Args:
-        agent: A dispatcher ``(name, args, context)`` made by `wrap`, or the tools themselves (all must be guarded).
+        agent: A dispatcher ``(name, args, context)`` made by `wrap`, an `hitl_guard.agent.Agent`, or the tools
+            themselves (all must be guarded).
 
     Raises:
         ConfigurationError: something ran, or could run, ungated.
@@ -79,6 +98,9 @@ def selftest(guard: Checked, agent: Any = None) -> None:
     guard._desk.check_names()
     _canary(guard)
     if agent is None:
+        return
+    if isinstance(agent, GuardedLoop):
+        agent.canary(guard)
         return
     if callable(agent) and not is_covered(agent):
         _dispatcher(guard, agent)

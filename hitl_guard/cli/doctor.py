@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _OLDEST_SQLITE = (3, 35, 0)  # RETURNING
 _SOON_MS = 7 * 86_400_000
 _SHOWN = 5
-_LISTED = ("pending", "approved", "executing", "in_doubt")
+_LISTED = ("pending", "approved", "executing", "suspended", "in_doubt")
 
 
 @dataclass(frozen=True)

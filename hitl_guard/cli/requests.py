@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..lifecycle.listing import Damaged
     from ..models import ApprovalRequest
 
-_STATES = ("pending", "approved", "executing", "in_doubt")
+_STATES = ("pending", "approved", "executing", "suspended", "in_doubt")
 _TYPED = 8
 """Digits of the fingerprint that a person types to confirm."""
 _DASHED_ID = re.compile(r"-[A-Za-z0-9_-]{21}")
@@ -109,7 +109,7 @@ def _line(request: ApprovalRequest, now: int) -> str:
         # With a space in it, a name could pass for the columns behind it.
         return quoted(text) if " " in text else escape(text)
 
-    until = request.decide_by if request.state == "pending" else request.execute_by
+    until = {"pending": request.decide_by, "approved": request.execute_by}.get(request.state)
     when = "" if until is None else f"  until {utc(until)} ({left(until, now)})"
     votes = f"  {counted(len(request.votes), 'decision')}" if request.votes else ""
     return (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from .. import audit, canonical, fingerprint
 from ..envelope import DECISION_TYPE, REQUEST_TYPE, Envelope, Vote
-from ..models import Requirement
+from ..errors import HitlGuardError, PolicyDeniedError
+from ..models import ApprovalRequest, Requirement
 from ..policy.core import Status, Verdict
 from ..rows import Draft, RequestRow
 from ..store.base import AddRequest, Append, Step
@@ -15,8 +17,12 @@ from .bound import Bound
 from .control import steps_to_replace
 from .desk import Desk, Reading, new_id
 from .record import Details, Record
+from .refusals import policy_denied
 
 POLICY_APPROVER = "policy"
+
+Alongside = Callable[[list[ApprovalRequest | HitlGuardError]], Sequence[Step]]
+"""Returns a loop's own steps, to be committed with the requests that it is given (see `Guard._request_together`)."""
 
 _DETAILS_LIMITS = canonical.Limits(max_bytes=67_108_864, max_depth=200, max_nodes=2_000_000)
 """Wider than those of one call: details hold the definition, the context and every earlier call of the turn."""
@@ -97,20 +103,24 @@ def control_steps(desk: Desk, reading: Reading) -> list[Step]:
 
 
 def ask(desk: Desk, bound: Bound, reading: Reading, verdict: Verdict) -> Record | None:
-    """Store a new request for the call and return it, or None when another one was faster (read again).
+    """Store a new request for the call and return it, or None when another one was faster (read again)."""
+    record, steps = asked(desk, bound, reading, verdict)
+    return None if desk.store.write([*control_steps(desk, reading), *steps], desk.sealer) is None else record
+
+
+def asked(desk: Desk, bound: Bound, reading: Reading, verdict: Verdict) -> tuple[Record, list[Step]]:
+    """Return a new request for the call, and the steps that store it.
 
     An overdue request of the same identity is ended as expired, an outdated one as superseded, in the same
     transaction.
     """
     envelope, details = envelope_of(desk, bound, verdict, reading, supersedes=_replaced(reading))
     added = sign(desk, envelope, details, bound, reading)
-    steps = [*control_steps(desk, reading), *endings(reading, envelope.request_id), added]
-    if desk.store.write(steps, desk.sealer) is None:
-        return None
     # What was signed a moment ago needs no second look before it is shown.
-    return Record(
+    record = Record(
         envelope, details, added.row, (), (), "pending", "pending", None, None, digest_of(added.row)
     )
+    return record, [*endings(reading, envelope.request_id), added]
 
 
 def _replaced(reading: Reading) -> Record | None:
@@ -150,6 +160,23 @@ def as_signed(bound: Bound, record: Record) -> Bound:
         context=context,
         turn=tuple((tool, stored_bytes(arguments)) for tool, arguments in details.turn),
     )
+
+
+def evaluate_again(desk: Desk, bound: Bound, record: Record) -> Verdict:
+    """Evaluate the policy on what was signed (`as_signed`); only the context may be the caller's of now.
+
+    Raises:
+        PolicyDeniedError: it denies, or (``detail`` policy-error) fails to answer.
+    """
+    verdict = desk.evaluate(as_signed(bound, record))
+    if verdict.errors:
+        raise PolicyDeniedError(
+            "The policy failed to answer when it was asked again; see 'hitl-guard policy explain'.",
+            detail="policy-error",
+        )
+    if verdict.status is Status.DENIED:
+        raise policy_denied(verdict)
+    return verdict
 
 
 def automatic_approval(desk: Desk, added: AddRequest, envelope: Envelope, reason: str | None, now: int) -> Append:

@@ -25,13 +25,20 @@ class Bound:
     fingerprint: str
     scope: Scope
     identity: bytes
-    tool_digest: str
     definition: ToolDefinition | None
     agent: str | None
     parties: Parties
     turn: tuple[tuple[str, bytes], ...]
     context: bytes | None
     spec: ToolSpec | None
+    _tool_digest: str | None = None
+
+    @property
+    def tool_digest(self) -> str:
+        """Digest of the tool's definition; worked out when it is first asked for."""
+        if self._tool_digest is None:
+            self._tool_digest = fingerprint.tool_digest(self.definition or ToolDefinition(self.tool))
+        return self._tool_digest
 
     def check_definition(self) -> None:
         """Raise `ToolChangedError` if the call brings another tool's definition, or not the registered one."""
@@ -72,7 +79,7 @@ def bind(call: ToolCall, spec: ToolSpec | None, settings: Settings) -> Bound:
     print_ = fingerprint.fingerprint(tool, raw)
     return Bound(
         tool=tool, canonical=raw, fingerprint=print_, scope=scope, identity=fingerprint.identity(scope, print_),
-        tool_digest=fingerprint.tool_digest(definition or ToolDefinition(tool)), definition=definition,
+        definition=definition,
         agent=None if agent is None else check_text("agent", agent), parties=parties(call.user, call.agent),
         turn=_turn(_calls(call.turn), settings),
         context=None if call.context is None else canonical_value(_plain(call.context), settings), spec=spec,

@@ -28,11 +28,12 @@ def claim(desk: Desk, bound: Bound, reading: Reading, record: Record) -> Permit 
     """
     if _control_was_missing(desk, reading) or record.execute_by is None:
         return None
-    scope, claim_id, version = record.envelope.scope, new_id(), record.version + 1
+    scope, claim_id = record.envelope.scope, new_id()
     key = fingerprint.spend_key(scope, record.row.id) if scope.call_id is None else (
         fingerprint.spend_key_of_call(record.row.identity)
     )
     desk.demand_spent(scope.tenant, key, reading.now)
+    version = record.version + 1
     draft = _draft(desk, record.row.tenant, record.row.id, version, reading.now, key, claim_id, record.digest)
     step = Append(
         draft, previous_mac=record.last, before=record.execute_by, control=(scope.tenant, reading.control.version)
@@ -41,10 +42,34 @@ def claim(desk: Desk, bound: Bound, reading: Reading, record: Record) -> Permit 
     if written is None:
         return None
     desk.remember(key, record.execute_by, reading.now)
-    definition = record.details.definition
+    return _permit(desk, record, claim_id, written.events[-1].mac)
+
+
+def claim_again(desk: Desk, reading: Reading, record: Record) -> Permit | None:
+    """Start a suspended call again, from the top: the same one insert that only one can win. None as above.
+
+    The spend key is there since the first claim; here the event's place, unique in the request, is what is spent. This
+    process remembers the start that it follows, as long as it would remember a first claim.
+    """
+    suspended, claim_id = (record.claim_id or "").encode(), new_id()
+    desk.demand_resumed(record, suspended, reading.now)
+    draft = _draft(
+        desk, record.row.tenant, record.row.id, record.version + 1, reading.now, None, claim_id, record.digest,
+        kind="grant:resumed",
+    )
+    step = Append(draft, previous_mac=record.last, control=(record.row.tenant, reading.control.version))
+    written = desk.store.write([step], desk.sealer)
+    if written is None:
+        return None
+    desk.remember(suspended, reading.now + record.envelope.execute_within, reading.now)
+    return _permit(desk, record, claim_id, written.events[-1].mac)
+
+
+def _permit(desk: Desk, record: Record, claim_id: str, last: bytes) -> Permit:
+    scope, definition = record.envelope.scope, record.details.definition
     return Permit(
         tool=record.details.tool, canonical=record.row.arguments, fingerprint=record.envelope.fingerprint, scope=scope,
-        request_id=record.row.id, claim_id=claim_id, version=version, last=written.events[-1].mac,
+        request_id=record.row.id, claim_id=claim_id, version=record.version + 1, last=last,
         record_digest=record.digest, edited=record.original != record.envelope.fingerprint, start_by=_start_by(desk),
         idempotency_key=fingerprint.idempotency_key(scope.tenant, record.row.id, record.envelope.fingerprint),
         schema=None if definition is None else definition.input_schema,
@@ -82,10 +107,11 @@ def claim_automatic(desk: Desk, bound: Bound, reading: Reading, verdict: Verdict
 
 
 def _draft(
-    desk: Desk, tenant: str, request_id: str, version: int, now: int, key: bytes, claim_id: str, digest: str
+    desk: Desk, tenant: str, request_id: str, version: int, now: int, key: bytes | None, claim_id: str, digest: str, *,
+    kind: str = "grant:claimed",
 ) -> Draft:
     body = audit.body(claim=claim_id, request=digest, run_by=now + desk.settings.run_within)
-    return Draft("grant:claimed", tenant, now, body, request_id, version, key)
+    return Draft(kind, tenant, now, body, request_id, version, key)
 
 
 def _start_by(desk: Desk) -> int:

@@ -185,11 +185,11 @@ def _edit(
     validate(old.definition, raw)
     bound = Bound(
         tool=old.tool, canonical=raw, fingerprint=fingerprint.fingerprint(old.tool, raw), scope=record.envelope.scope,
-        identity=record.row.identity, tool_digest=record.envelope.tool_digest, definition=old.definition,
+        identity=record.row.identity, definition=old.definition,
         agent=record.envelope.agent, parties=old.parties,
         turn=tuple((tool, ask.stored_bytes(arguments)) for tool, arguments in old.turn),
         context=None if old.context is None else ask.stored_bytes(dict(old.context)),
-        spec=desk.tools.get(old.tool),
+        spec=desk.tools.get(old.tool), _tool_digest=record.envelope.tool_digest,
     )
     verdict = _asked_again(desk, bound, record)
     envelope, details = ask.envelope_of(desk, bound, verdict, reading, supersedes=record, edited=True)
@@ -235,7 +235,7 @@ def as_decision_error(action: Callable[[], T]) -> T:
 
 
 def revoke(desk: Desk, request_id: str, by: Principal, reason: str | None) -> None:
-    """Withdraw an open request: the requester, an entitled approver or an operator may.
+    """Withdraw an open request, or a suspended call: the requester, an entitled approver or an operator may.
 
     Raises:
         InvalidApprovalError and its kin: unknown, ended or spent already. NotAuthorisedError: no right.
@@ -246,7 +246,7 @@ def revoke(desk: Desk, request_id: str, by: Principal, reason: str | None) -> No
     for _ in range(ROUNDS):
         reading, record = desk.find(by.tenant, request_id)
         _may_revoke(desk, by, record, reading.now)
-        if record.state not in ("pending", "approved"):
+        if record.state not in ("pending", "approved", "suspended"):
             _refuse_ended(desk, record, reading)
         step = ask.ending(record, "request:revoked", reading.now, by=by.id, reason=reason)
         if desk.store.write([step], desk.sealer) is not None:

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any
 
 from .. import audit, clock
+from ..envelope import REQUEST_TYPE, Envelope
 from ..errors import (
     AuditUnavailableError,
     CanonicalizationError,
@@ -146,6 +147,20 @@ class Desk:
         generation = 0 if loaded.request is None else loaded.request.generation + 1
         return Reading(loaded.now, control, record, generation, loaded.spent)
 
+    def named(self, bound: Bound, request_id: str | None, token: str | bytes | None) -> str | None:
+        """Return the request id that a caller names, after checks 1 to 4 of a token (see `Guard.authorize`)."""
+        if token is None:
+            if request_id is not None and (type(request_id) is not str or not 0 < len(request_id) <= MAX_ID):
+                raise unknown()
+            return request_id
+        fields = self.signer.open(
+            token, expected_purpose="request", expected_type=REQUEST_TYPE, now=self.store.now()
+        )
+        envelope = Envelope.from_fields(fields)
+        if envelope.scope.tenant != bound.scope.tenant or request_id not in (None, envelope.request_id):
+            raise unknown()
+        return envelope.request_id
+
     def find(self, tenant: str, request_id: str) -> tuple[Reading, records.Record]:
         """Read one request by id and tenant.
 
@@ -195,13 +210,24 @@ class Desk:
         if self._remembered.get(spend_key, 0) > now and not self.store.load(tenant, spend_key=spend_key).spent:
             raise _lost()
 
-    def remember(self, spend_key: bytes, until: int, now: int) -> None:
-        """Remember a spent key until its execute-by, to notice a rolled-back store."""
+    def demand_resumed(self, record: records.Record, suspended: bytes, now: int) -> None:
+        """Raise if this process started a suspended call again and that is gone from the store; as `demand_spent`."""
+        if self._remembered.get(suspended, 0) > now:
+            stored = self.store.load(record.row.tenant, request_id=record.row.id).events
+            if len(stored) <= record.version:
+                raise _lost()
+
+    def remember(self, spent: bytes, until: int, now: int) -> None:
+        """Remember a spent key, or the id of a start that was started again, to notice a rolled-back store.
+
+        Args:
+            until: Epoch milliseconds; of a spend key, its execute-by.
+        """
         with self._lock:
             if len(self._remembered) >= self._prune_at:
                 self._remembered = {key: end for key, end in self._remembered.items() if end > now}
                 self._prune_at = max(REMEMBERED, 2 * len(self._remembered))
-            self._remembered[spend_key] = until
+            self._remembered[spent] = until
 
     def change_control(self, tenant: str, change: Any, *, by: str, reason: str | None) -> controls.Control:
         """Apply ``change`` to the verified control row of a tenant, atomically; tries again after a lost race."""
@@ -252,6 +278,11 @@ class Desk:
             if self.store.write([Append(Draft(event, named, self.store.now(), body))], self.sealer) is not None:
                 return
         raise busy()
+
+
+def unknown() -> InvalidApprovalError:
+    """Return the error for an id that is unknown, or another tenant's: nobody can tell them apart."""
+    return InvalidApprovalError("There is no such approval; look at 'hitl-guard requests list'.", detail="unknown")
 
 
 def busy() -> UnavailableError:

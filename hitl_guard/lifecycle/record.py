@@ -96,6 +96,11 @@ class Record:
         """The fingerprint that the model asked for: another one than the envelope's after an edit."""
         return self.envelope.supersedes[1] if self.envelope.supersedes else self.envelope.fingerprint
 
+    @property
+    def automatic(self) -> bool:
+        """Whether the policy approved it by itself, and nobody else."""
+        return {vote.automatic for vote in self.votes} == {True}
+
     def denial(self) -> Vote | None:
         """Return the vote that denied this request, if any."""
         return next((vote for vote in reversed(self.votes) if not vote.approve), None)
@@ -138,7 +143,7 @@ def verify(
             votes.append(vote)
             if event.type == "request:approved":
                 execute_by = vote.execute_by
-        elif event.type == "grant:claimed":
+        elif event.type in ("grant:claimed", "grant:resumed"):
             claim_id, run_by = body.get("claim"), body.get("run_by")
             if not signing.is_time(run_by):
                 raise InvalidApprovalError("A claim's time is no time.", detail="malformed")

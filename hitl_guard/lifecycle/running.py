@@ -159,6 +159,15 @@ async def run_async(permit: Permit, tool: Callable[[Permit], Any], effect: str, 
     return await _awaited(permit, result, effect, settle) if inspect.isawaitable(result) else result
 
 
+async def run_free(permit: Permit, work: Callable[[Permit], Awaitable[Any]]) -> Any:
+    """Run under a permit that spent nothing: there is no outcome to record."""
+    take(permit)
+    with _current(permit):
+        result = await work(permit)
+    _check_result(result)
+    return result
+
+
 async def _awaited(permit: Permit, work: Awaitable[Any], effect: str, settle: Settle) -> Any:
     try:
         with _current(permit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from .. import audit
@@ -19,30 +20,41 @@ from .desk import ROUNDS, Desk, busy
 from .record import Record
 from .rights import folded
 
-Outcome = Literal["succeeded", "failed", "in_doubt"]
+Outcome = Literal["succeeded", "failed", "in_doubt", "suspended"]
 Resolution = Literal["succeeded", "failed", "abandoned"]
 
 
-def settle(desk: Desk, permit: Permit, outcome: str, detail: str | None) -> None:
+def settle(
+    desk: Desk, permit: Permit, outcome: str, detail: str | None, alongside: Callable[[], Sequence[Step]] | None = None
+) -> None:
     """Record the outcome of a claimed call, once, by the claim's holder. A permit that spent nothing has none.
+
+    Args:
+        alongside: Returns steps of the caller's own that are committed with it, or all of it is tried again; asked anew
+            for each attempt.
 
     Raises:
         ConsumedError: it was settled or resolved before (``detail`` settled).
         StoreUnavailableError: it could not be recorded; the call then reads as in doubt.
     """
-    if outcome not in ("succeeded", "failed", "in_doubt"):
-        raise ConfigurationError("An outcome is 'succeeded', 'failed' or 'in_doubt'.")
+    if outcome not in ("succeeded", "failed", "in_doubt", "suspended"):
+        raise ConfigurationError("An outcome is 'succeeded', 'failed', 'in_doubt' or 'suspended'.")
     check_reason(detail)
-    if permit.request_id is None:
+    if permit.request_id is None and alongside is None:
         return
     tenant, version = permit.scope.tenant, permit.version + 1
     body = audit.body(claim=permit.claim_id, detail=detail, request=permit.record_digest)
     for _ in range(ROUNDS):
-        draft = Draft(f"call:{outcome}", tenant, desk.store.now(), body, permit.request_id, version)
-        step = Append(draft, previous_mac=permit.last, unlist=outcome != "in_doubt")
-        if desk.store.write([step], desk.sealer) is not None:
+        steps: list[Step] = [] if alongside is None else list(alongside())
+        if permit.request_id is not None:
+            draft = Draft(f"call:{outcome}", tenant, desk.store.now(), body, permit.request_id, version)
+            steps.append(Append(draft, previous_mac=permit.last, unlist=outcome not in ("in_doubt", "suspended")))
+        if not steps or desk.store.write(steps, desk.sealer) is not None:
             return
-        # Nothing was written: another outcome was faster, or (a deadlock that the database broke) nothing at all.
+        # Nothing was written: another outcome was faster, or (another change of what stands alongside, or a deadlock
+        # that the database broke) nothing at all.
+        if permit.request_id is None:
+            continue
         stored = desk.store.load(tenant, request_id=permit.request_id).events
         if any((event.version or 0) >= version for event in stored):
             raise ConsumedError("This call's outcome was recorded before; it stays as it is.", detail="settled")

@@ -1,8 +1,11 @@
 """The state machine of one request. One table is the protocol: what is not in it cannot happen.
 
 States: ``pending → approved | denied | expired | revoked | superseded``; ``approved → executing | expired | revoked |
-superseded``; ``executing → succeeded | failed | in_doubt``; ``in_doubt → succeeded | failed | abandoned``. Terminal
-states never leave; no state leads back to ``approved``.
+superseded``; ``executing → succeeded | failed | in_doubt | suspended``; ``suspended → executing | revoked``;
+``in_doubt → succeeded | failed | abandoned``. Terminal states never leave; no state leads back to ``approved``.
+
+``suspended`` is a tool's own word, by the claim's holder: it stopped, to be started again from the top with an answer.
+Each such start is one event as well, so that nothing can repeat it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ TRANSITIONS = MappingProxyType({
     ("executing", "call:succeeded"): "succeeded",
     ("executing", "call:failed"): "failed",
     ("executing", "call:in_doubt"): "in_doubt",
+    ("executing", "call:suspended"): "suspended",
+    ("suspended", "grant:resumed"): "executing",
+    ("suspended", "request:revoked"): "revoked",
     ("in_doubt", "call:succeeded"): "succeeded",
     ("in_doubt", "call:failed"): "failed",
     ("in_doubt", "call:abandoned"): "abandoned",

@@ -95,6 +95,12 @@ class Policy:
         return fingerprint.policy_version((document.source for document in self.documents), code)
 
     @cached_property
+    def is_static(self) -> bool:
+        """Whether no function of the host is asked: then an answer takes no longer than its rules."""
+        settings = self.tool_approval.values() if isinstance(self.tool_approval, Mapping) else (self.tool_approval,)
+        return not any(callable(setting) for setting in (self.require_approval, *settings))
+
+    @cached_property
     def needs_recheck(self) -> bool:
         """Whether a rule wants the approvers' roles looked up again at the claim (``recheck_approvers``)."""
         rules = (rule for document in self.documents for rule in document.rules)
@@ -130,7 +136,10 @@ class Policy:
             call, require_approval=self.require_approval, tool_approval=self.tool_approval, tool_policy=tool_policy,
             runner=Runner(resolve, self.timeout_s),
         )
-        return strictest(written + coded) if coded or len(written) != 1 else written[0]
+        verdicts = written + coded
+        # One that asks nobody has nothing to be combined with, and no requirements to be filled in.
+        alone = len(verdicts) == 1 and (not coded or verdicts[0].status is not Status.USER_APPROVAL)
+        return verdicts[0] if alone else strictest(verdicts)
 
 
 def _frozen(setting: Any) -> Any:

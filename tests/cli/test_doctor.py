@@ -299,6 +299,17 @@ def test_a_call_in_doubt_is_named(sound: Site) -> None:
     )]
 
 
+def test_a_suspended_call_is_open_and_in_nobodys_doubt(sound: Site) -> None:
+    _, permit = sound.claim()
+    sound.guard().settle(permit, "suspended")
+
+    code, found = checks(sound)
+
+    assert code == 0
+    assert lines(found, "requests") == [("ok", "1 open request verified.")]
+    assert lines(found, "in-doubt") == []
+
+
 def test_every_page_of_requests_is_looked_at(sound: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hitl_guard.lifecycle.listing.MAX_PAGE", 2)
     for _ in range(5):

@@ -538,6 +538,20 @@ def test_an_approved_request_can_be_withdrawn_before_it_runs_once(site: Site) ->
     assert site.get(request).state == "revoked"
 
 
+def test_a_suspended_call_is_listed_until_it_is_withdrawn(site: Site) -> None:
+    request, permit = site.claim()
+    site.guard().settle(permit, "suspended")
+
+    listed = site.run("requests", "list", "--state", "suspended").stdout
+    resolved = site.run("requests", "resolve", request.id, "failed", "--reason", "x", "--role", "operator", "--force")
+    revoked = site.run("requests", "revoke", request.id)
+
+    assert listed == f"{request.id}  suspended  {request.tool}  for ana in default  run run-1  1 decision\n"
+    assert refusal(resolved) == "invalid-approval: suspended"
+    assert revoked.stdout == f"Revoked {request.id}.\n"
+    assert site.run("requests", "list", "--state", "all").stdout == "Nothing waits.\n"
+
+
 def test_a_call_in_doubt_is_resolved_by_an_operator_with_a_reason(site: Site) -> None:
     request, permit = site.claim()
     site.guard().settle(permit, "in_doubt")

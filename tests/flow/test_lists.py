@@ -10,6 +10,7 @@ import pytest
 from hitl_guard import clock
 from hitl_guard.errors import ConfigurationError
 from hitl_guard.keyring import revoked
+from hitl_guard.lifecycle import settle
 from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.models import Principal
 from tests.support import BOB, OPERATOR, POLICY, World, document, until
@@ -88,17 +89,22 @@ def test_a_list_can_be_narrowed_to_a_tenant_a_run_and_states(make_world: Callabl
 
 
 def test_a_request_leaves_the_list_when_it_ends(world: World) -> None:
-    denied, withdrawn, spent, failed = (world.guard.request(world.call()) for _ in range(4))
+    denied, withdrawn, spent, failed, left = (world.guard.request(world.call()) for _ in range(5))
     world.deny(denied)
     world.guard.revoke(withdrawn.id, by=OPERATOR)
     for request, outcome in ((spent, "succeeded"), (failed, "failed")):
         world.approve(request)
         call = world.call(call_id=request.call_id)
         world.guard.settle(world.guard.authorize(call, request_id=request.id), outcome)
+    world.approve(left)
+    permit = world.guard.authorize(world.call(call_id=left.call_id), request_id=left.id)
+    settle.settle(world.guard._desk, permit, "suspended", None)
+    assert ids(world.guard.pending(states=("suspended",))) == [left.id]
+    world.guard.revoke(left.id, by=OPERATOR)
 
     every = [
-        "pending", "approved", "denied", "expired", "revoked", "superseded", "executing", "in_doubt", "succeeded",
-        "failed", "abandoned",
+        "pending", "approved", "denied", "expired", "revoked", "superseded", "executing", "suspended", "in_doubt",
+        "succeeded", "failed", "abandoned",
     ]
     assert ids(world.guard.pending(states=every)) == []
 

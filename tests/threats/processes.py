@@ -81,14 +81,18 @@ class Child:
 
 
 class Processes:
-    """The warm process and the children that it forks."""
+    """The warm process and the children that it forks.
 
-    def __init__(self) -> None:
+    Args:
+        module: What it runs: this module, or one that has added jobs of its own to `JOBS`.
+    """
+
+    def __init__(self, module: str = "tests.threats.processes") -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(LIMIT_S)
         port = self._listener.getsockname()[1]
         self._parent = subprocess.Popen(
-            [sys.executable, "-m", "tests.threats.processes", str(port)], cwd=ROOT, stdin=subprocess.PIPE
+            [sys.executable, "-m", module, str(port)], cwd=ROOT, stdin=subprocess.PIPE
         )
         self._children: list[Child] = []
 

@@ -18,8 +18,8 @@ from hitl_guard.errors import (
     HitlGuardError,
     UnavailableError,
 )
-from hitl_guard.guard import DEFAULT_DENIAL
 from hitl_guard.lifecycle import ledger
+from hitl_guard.lifecycle.refusals import DEFAULT_DENIAL
 from hitl_guard.models import ApprovalRequest, Decision, Principal, ToolCall, ToolDefinition
 from tests.support import ANA, ARGUMENTS, BOB, CAROL, OPERATOR, POLICY, World, document
 from tests.threats.gates import GatedStore, all_read
@@ -657,8 +657,11 @@ def denial(world: World, call: ToolCall) -> ApprovalDeniedError:
 
 @pytest.mark.parametrize(
     ("reason", "told"),
-    [("Wrong order: ask for A-18.", "Wrong order: ask for A-18."), (None, DEFAULT_DENIAL), ("", DEFAULT_DENIAL)],
-    ids=["a reason", "none", "empty"],
+    [
+        ("Wrong order: ask for A-18.", "Wrong order: ask for A-18."), (None, DEFAULT_DENIAL), ("", DEFAULT_DENIAL),
+        (" \n\t", DEFAULT_DENIAL),
+    ],
+    ids=["a reason", "none", "empty", "blank"],
 )
 def test_x05_a_denial_hands_its_reason_to_the_caller_and_stays(world: World, reason: str | None, told: str) -> None:
     call = world.call()

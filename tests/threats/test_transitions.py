@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hitl_guard.lifecycle import settle as settling
 from hitl_guard.models import ApprovalRequest, Permit, Principal, ToolCall
 from hitl_guard.policy.combined import Policy
 from hitl_guard.store.sql import SQLStore
@@ -141,6 +142,17 @@ def settle(outcome: str, node: World, scene: Scene, _by: Principal) -> None:
     node.guard.settle(scene.permit, outcome)
 
 
+def suspend(node: World, scene: Scene, _by: Principal) -> None:
+    """The tool stops by its own word, to be started again with an answer."""
+    assert scene.permit is not None
+    settling.settle(node.guard._desk, scene.permit, "suspended", None)
+
+
+def start_again(node: World, scene: Scene, _by: Principal) -> object:
+    assert scene.permit is not None
+    return node.guard._permit(scene.call, request_id=scene.request.id, resumes=scene.permit.claim_id)
+
+
 def resolve(outcome: str, node: World, scene: Scene, by: Principal) -> object:
     operator = OLGA if by is BOB else OTTO
     return node.guard.resolve(scene.request.id, outcome, by=operator, reason="looked", force=True)
@@ -158,6 +170,8 @@ KINDS_OF = {
     "succeed": Kind(["succeeded"], partial(settle, "succeeded"), reads="now"),
     "fail": Kind(["failed"], partial(settle, "failed"), reads="now"),
     "doubt": Kind(["in_doubt"], partial(settle, "in_doubt"), reads="now"),
+    "suspend": Kind(["suspended"], suspend, reads="now"),
+    "start again": Kind(["resumed"], start_again),
     "overdue": Kind(["in_doubt"], sweep, reads="open_requests"),
     "call it done": Kind(["in_doubt", "succeeded"], partial(resolve, "succeeded")),
     "call it undone": Kind(["in_doubt", "failed"], partial(resolve, "failed")),
@@ -187,11 +201,16 @@ APPROVED: dict[str, dict[str, str]] = {
     "expire": {},
     "supersede": {"claim": "consumed"},
 }
-SETTLED = dict.fromkeys(("succeed", "fail", "doubt", "overdue", *RESOLUTIONS), "consumed")
+OUTCOMES = ("succeed", "fail", "doubt", "suspend")
+SETTLED = dict.fromkeys((*OUTCOMES, "overdue", *RESOLUTIONS), "consumed")
 EXECUTING: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("succeed", "fail", "doubt"), SETTLED),
-    **dict.fromkeys(RESOLUTIONS, dict.fromkeys(("succeed", "fail", *RESOLUTIONS), "invalid-approval")),
+    **dict.fromkeys(OUTCOMES, SETTLED),
+    **dict.fromkeys(RESOLUTIONS, dict.fromkeys(("succeed", "fail", "suspend", *RESOLUTIONS), "invalid-approval")),
     "overdue": {},
+}
+SUSPENDED: dict[str, dict[str, str]] = {
+    "start again": {"start again": "consumed", "revoke": "revoked"},
+    "revoke": {"start again": "already-decided", "revoke": "revoked"},
 }
 IN_DOUBT: dict[str, dict[str, str]] = dict.fromkeys(RESOLUTIONS, dict.fromkeys(RESOLUTIONS, "invalid-approval"))
 
@@ -207,7 +226,10 @@ ANEW = {
     **{(loser, winner): KINDS_OF[loser].steps[1:] for loser in RESOLUTIONS for winner in ("doubt", "overdue")},
 }
 
-STATES = {"pending": PENDING, "voted": VOTED, "approved": APPROVED, "executing": EXECUTING, "in_doubt": IN_DOUBT}
+STATES = {
+    "pending": PENDING, "voted": VOTED, "approved": APPROVED, "executing": EXECUTING, "suspended": SUSPENDED,
+    "in_doubt": IN_DOUBT,
+}
 PAIRS = [
     (state, left, right)
     for state, table in STATES.items()
@@ -239,11 +261,11 @@ def prepared(arena: Arena, state: str, kinds: tuple[str, str]) -> Scene:
     scene.request = arena.home.guard.get(scene.request.id)
     if window:
         scene.overdue(scene.request.execute_by)
-    if state in ("executing", "in_doubt"):
+    if state in ("executing", "suspended", "in_doubt"):
         scene.permit = scene.owner.guard.authorize(scene.call)
         until(arena.stores["home"], arena.stores["home"].now() + 2)
-        if state == "in_doubt":
-            scene.owner.guard.settle(scene.permit, "in_doubt")
+        if state != "executing":
+            settling.settle(scene.owner.guard._desk, scene.permit, state, None)
     return scene
 
 

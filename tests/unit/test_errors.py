@@ -37,6 +37,7 @@ CLASSES = sorted(
     key=lambda kind: kind.__name__,
 )
 CODES = {
+    "AgentError": "run-not-found",
     "ApprovalDeniedError": "denied", "ApprovalRequired": "approval-required", "ArgsMismatchError": "args-mismatch",
     "AuditUnavailableError": "audit-unavailable", "CanonicalizationError": "unsupported-value",
     "ConfigurationError": "config-error", "ConsumedError": "consumed", "DecisionError": "invalid-approval",
