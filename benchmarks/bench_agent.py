@@ -1,0 +1,87 @@
+"""What does the guard cost a loop whose tools need nobody?
+
+The floor is the same loop of 1,000 turns, with the same model and tool, whose calls get their permit without the guard:
+their arguments are only compared with the tool's schema, as any loop does. One row for a loop that keeps its
+conversation in the store, one for a loop that keeps nothing and whose model answers at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from hitl_guard import Guard, SQLStore, ToolCall
+from hitl_guard.agent import Agent, Tool
+from hitl_guard.agent.gate import Gate
+from hitl_guard.lifecycle.claim import free_permit
+from hitl_guard.models import Permit
+from hitl_guard.testing import UnsafeKeyring
+
+from ._harness import Row, at_most, medians
+
+TURNS = 1_000
+SCHEMA = {
+    "additionalProperties": False, "properties": {"id": {"type": "string"}}, "required": ["id"], "type": "object",
+}
+
+
+def rows() -> list[Row]:
+    """Measure, and return a row for a kept conversation and one for none."""
+    with tempfile.TemporaryDirectory() as folder, closing(SQLStore(f"sqlite:///{Path(folder) / 'bench.db'}")) as store:
+        store.setup()
+        guard = Guard(policy="not-applicable", keyring=UnsafeKeyring(), store=store)
+        return [
+            _row("agent, 1,000 turns, conversation kept vs no guard", guard, memory=True),
+            _row("agent, 1,000 turns, nothing kept vs no guard", guard, memory=False),
+        ]
+
+
+def _row(name: str, guard: Guard, *, memory: bool) -> Row:
+    loop = asyncio.new_event_loop()
+    threads = iter(range(10_000))
+
+    def run() -> None:
+        agent = Agent("bench", model=_model(), tools=[_tool()], guard=guard, memory=memory, max_steps=TURNS + 1)
+        where: dict[str, Any] = {"thread_id": f"thread-{next(threads)}"} if memory else {}
+        result = loop.run_until_complete(agent.generate("go", user="ana", **where))
+        assert (result.status, result.steps) == ("success", TURNS + 1)
+
+    def unguarded() -> None:
+        with mock.patch.object(Gate, "free", _open):
+            run()
+
+    try:
+        times = medians({"guarded": run, "bare": unguarded}, rounds=9, repeats=1)
+    finally:
+        loop.close()
+    return at_most(name, times["guarded"] / TURNS, times["bare"] / TURNS, 1.3)
+
+
+def _open(gate: Gate, call: object, asked: ToolCall, tool: Tool) -> Permit:
+    """Return a permit without a word to the guard; binding the call compares it with the tool's schema."""
+    return free_permit(gate.guard._desk.bind(asked))
+
+
+def _tool() -> Tool:
+    async def execute(given: dict[str, Any]) -> dict[str, Any]:
+        return {"ok": given["id"]}
+
+    return Tool("look_up", input_schema=SCHEMA, execute=execute, effect="none")
+
+
+def _model() -> Callable[..., Any]:
+    turn = iter(range(TURNS))
+
+    async def model(messages: Any, tools: Any, settings: Any) -> dict[str, Any]:
+        number = next(turn, None)
+        if number is None:
+            return {"content": "done"}
+        function = {"arguments": '{"id":"A-17"}', "name": "look_up"}
+        return {"content": None, "tool_calls": [{"function": function, "id": f"call-{number}", "type": "function"}]}
+
+    return model

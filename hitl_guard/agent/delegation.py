@@ -1,0 +1,90 @@
+"""A call that is a sub-agent's whole run."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from ..errors import HitlGuardError
+from ..lifecycle.threads import offload
+from ..models import Permit
+from ..store.base import DropThread, Step
+from . import events, gate
+from .attempt import error_text
+from .events import Events
+from .history import History
+from .state import Call, Outcome
+
+if TYPE_CHECKING:
+    from .work import Node
+
+MAX_DEPTH = 16
+"""How deep sub-agents may call sub-agents."""
+
+
+async def delegate(node: Node, call: Call, permit: Permit) -> None:
+    """Begin a sub-agent's run. The delegation itself has done its work when that begins."""
+    sub = node.agent.sub_agent(call.name)
+    depth = len(node.path()) + 1
+    if sub is None or depth > MAX_DEPTH:
+        message = f"Sub-agents cannot call each other more than {MAX_DEPTH} deep."
+        await node.end(call, gate.failed("AgentDepthError", message), permit)
+        return
+    child = type(node)(node.drive, sub, sub.new_run(node.drive.owner.tenant), History(), parent=node)
+    child.history.add({"content": permit.arguments["prompt"], "role": "user"})
+    node.children[id(call)] = child
+
+    def begin(twin: Call) -> None:
+        twin.child = child.run
+
+    if not node.stored and permit.request_id is None:
+        begin(call)
+        return
+    child.run.lease = node.drive.lease(await offload(node.drive.desk.store.now))
+    kept = child.flush if node.stored else list
+    await offload(
+        lambda: node.drive.settled(node, call, permit, "succeeded", "delegated", begin, also=kept), must_end=True
+    )
+    if node.stored:
+        child.committed()
+
+
+async def inside(node: Node, call: Call, child: Node) -> Events:
+    """Go on with a sub-agent's run; its events show inside ours."""
+    if not child.finished and child.run.step == 0 and child.mine:
+        yield events.inside(node.run, call, events.started(child.run))
+    try:
+        async with aclosing(child.loop()) as inner:
+            async for one in inner:
+                yield events.inside(node.run, call, one)
+    except Exception as error:  # the sub-agent's model failed: its supervisor is told, and goes on
+        if isinstance(error, HitlGuardError) and error.detail != "model":
+            raise
+        await _child_ended(node, call, child, gate.failed(type(error).__name__, error_text(error)))
+        return
+    if child.finished:
+        yield events.inside(node.run, call, child.final())
+        around = [run.agent for run, _ in child.path()]
+        value = {
+            "subAgentResourceId": "-".join([node.drive.owner.resource_id, *around[1:], child.agent.id]),
+            "subAgentThreadId": child.run.id, "subAgentToolResults": child.history.results(), "text": child.text,
+        }
+        outcome = Outcome("result", value, child.text)
+        if call.asked:
+            outcome.approval = gate.approval(call, approved=True)
+        await _child_ended(node, call, child, outcome)
+
+
+async def _child_ended(node: Node, call: Call, child: Node, outcome: Outcome) -> None:
+    def apply(twin: Call) -> None:
+        twin.outcome, twin.child = outcome, None
+
+    def forgotten() -> list[Step]:
+        return [DropThread(bytes.fromhex(child.run.thread))]
+
+    if node.stored:
+        await offload(
+            lambda: node.drive.settled(node, call, None, "", None, apply, also=forgotten), must_end=True
+        )
+    else:
+        apply(call)

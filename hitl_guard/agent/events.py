@@ -1,0 +1,120 @@
+"""The events of a stream: ``{"type", "run_id", "from", "payload"}``. Types and payload keys are the published ones.
+
+What a consumer does to an event changes nothing of the run: events hold copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from .shapes import copied
+from .state import Call, Run
+from .tools import APPROVAL_RESUME_SCHEMA, Tool
+
+Event = dict[str, Any]
+Events = AsyncGenerator[Event, None]
+
+
+def event(run: Run, kind: str, /, **payload: Any) -> Event:
+    """Return one event of a run."""
+    return {"type": kind, "run_id": run.id, "from": "AGENT", "payload": payload}
+
+
+def started(run: Run) -> Event:
+    """Return the first event of a new run; a resumed one has none."""
+    return event(run, "start", id=run.agent, messageId=run.message_id)
+
+
+def step_started(run: Run, request: dict[str, Any], now: int) -> Event:
+    """Return the event before the model is called. ``now``: epoch milliseconds of this process's clock."""
+    return event(run, "step-start", messageId=run.message_id, request=request, startedAt=now, warnings=[])
+
+
+def step_finished(run: Run, kind: str, reason: str, messages: list[dict[str, Any]], output: dict[str, Any]) -> Event:
+    """Return ``step-finish`` or ``finish``. ``messages`` are those of the step; there are no processors to retry."""
+    return event(
+        run, kind, messageId=run.message_id, messages=copied(messages), metadata={"step": run.step}, output=output,
+        processorRetryCount=0, stepResult={"isContinued": kind == "step-finish" and reason == "tool-calls",
+                                           "reason": reason},
+    )
+
+
+def called(run: Run, call: Call) -> Event:
+    """Return the event of a call that the model proposes."""
+    return event(run, "tool-call", toolCallId=call.id, toolName=call.name, args=_args(call))
+
+
+def ended(run: Run, call: Call) -> Event | None:
+    """Return the event of a call that has ended; None for one that the client runs."""
+    outcome = call.outcome
+    if outcome is None or outcome.kind == "client":
+        return None
+    args = _args(call) if outcome.args is None else copied(outcome.args)
+    named = {"toolCallId": call.id, "toolName": call.name, "args": args}
+    if outcome.kind == "denied":
+        return event(run, "tool-output-denied", **named, approval=copied(outcome.approval))
+    if outcome.kind == "error":
+        return event(run, "tool-error", **named, error=outcome.value)
+    return event(run, "tool-result", **named, result=outcome.value)
+
+
+def inside(run: Run, call: Call, inner: Event) -> Event:
+    """Return a sub-agent's event as it shows in its supervisor's stream."""
+    return event(run, "tool-output", toolCallId=call.id, toolName=call.name, output=inner)
+
+
+def asks(call: Call, tool: Tool | None, details: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the payload of what a call waits for, as the run itself tells it.
+
+    Args:
+        details: Of a new request: ``approvalId, fingerprint, token, expiresAt, reason``.
+    """
+    args = _args(call) if call.edited is None else call.edited
+    payload: dict[str, Any] = {"toolCallId": call.id, "toolName": call.name, "args": args}
+    if call.suspension is None:
+        return payload | {"resumeSchema": APPROVAL_RESUME_SCHEMA, "approvalId": call.request_id} | (details or {})
+    schema = None if tool is None else tool.resume_schema_json
+    return payload | {
+        "suspendPayload": call.suspension["payload"], "resumeSchema": schema, "suspensionId": call.suspension["id"],
+    }
+
+
+def bubbled(path: list[tuple[Run, Call]], payload: dict[str, Any]) -> list[Event]:
+    """Return the events by which a pause is told from the inside out: each run tells it in its supervisor's stream.
+
+    The outer ones carry the delegation's tool-call id. An approval keeps the inner tool's name and arguments, since
+    these are what is decided; a suspension has the delegation's.
+
+    Args:
+        path: ``(run, call)`` from the outermost to the one that waits.
+    """
+    kind = "tool-call-suspended" if "suspendPayload" in payload else "tool-call-approval"
+    events = []
+    for depth in range(len(path) - 1, -1, -1):
+        inner = event(path[depth][0], kind, **outward(path, depth, payload))
+        for outer_run, outer_call in reversed(path[:depth]):
+            inner = inside(outer_run, outer_call, inner)
+        events.append(inner)
+    return events
+
+
+def outward(path: list[tuple[Run, Call]], depth: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """Return a pause's payload as the run at ``depth`` of ``path`` tells it."""
+    call = path[depth][1]
+    if depth == len(path) - 1:
+        return payload
+    told = payload | {"toolCallId": call.id, "innerToolCallId": payload["toolCallId"]}
+    return told | {"toolName": call.name, "args": _args(call)} if "suspendPayload" in payload else told
+
+
+def resumed(run: Run, payload: dict[str, Any]) -> Event:
+    """Return the event of a pause that is over, from the payload by which it was told."""
+    kind = "suspension" if "suspendPayload" in payload else "approval"
+    kept = ("toolCallId", "toolName", "args", "suspendPayload", "resumeSchema", "approvalId", "suspensionId")
+    return event(run, "tool-call-resumed", kind=kind, **{name: payload[name] for name in kept if name in payload})
+
+
+def _args(call: Call) -> dict[str, Any]:
+    args: dict[str, Any] = copied(call.args or {})
+    return args
