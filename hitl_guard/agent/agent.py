@@ -7,13 +7,15 @@ from contextlib import aclosing
 from functools import cached_property
 from typing import Any
 
+import orjson
+
 from .. import canonical
 from ..aio import AsyncGuard
-from ..errors import AgentError, ConfigurationError
+from ..errors import ConfigurationError
 from ..guard import Guard
-from ..lifecycle.desk import CANARY_TOOL, new_id
+from ..lifecycle.desk import CANARY_TOOL, MAX_ID, new_id
 from ..lifecycle.threads import offload
-from ..models import Principal, check_text
+from ..models import Principal, check_optional, check_text
 from ..policy.code import CodePolicy, check_require_approval
 from ..selfcheck import GuardedLoop, canary_context, withdraw
 from ..store.base import Store
@@ -21,6 +23,7 @@ from . import auto, events, history, sessions
 from .drive import Drive
 from .gate import RequireApproval
 from .hooks import Hooks
+from .leases import taken
 from .memory import Memory
 from .resuming import Resuming
 from .snapshots import Found, Snapshots, private_key, thread_key
@@ -84,18 +87,25 @@ class Agent(Resuming, GuardedLoop):
         _check(type(max_steps) is int and max_steps > 0, "'max_steps' must be a positive integer.")
         check_require_approval(require_tool_approval, parameters=1)
         self.model = model
-        self._policies = {f"{one.name}@{one.version}": one for one in policies}
+        self._policies: dict[str, CodePolicy] = {}
+        for policy in policies:
+            _check(isinstance(policy, CodePolicy), "'policies' are made with hitl_guard.code_policy().")
+            self._policies[f"{policy.name}@{policy.version}"] = policy
         self.memory = (Memory() if memory else None) if isinstance(memory, bool) else memory
         self.description = description
         self.owner = owner
         self.require = _demand(require_tool_approval)
         self.hooks = hooks or Hooks()
-        self.settings = dict(settings or {})
+        self.settings = _mapping("settings", settings)
         self.max_steps = max_steps
         self.auto_resume = auto_resume_suspended_tools
         self.snapshots = Snapshots(self.guard._desk)
         self._instructions = [] if instructions is None else [{"content": instructions, "role": "system"}]
-        self._sub_agents = {f"agent-{agent.id}": agent for agent in agents}
+        self._sub_agents: dict[str, Agent] = {}
+        for sub in agents:
+            _check(isinstance(sub, Agent), "'agents' are Agent objects.")
+            _check(f"agent-{sub.id}" not in self._sub_agents, f"Two sub-agents are named '{sub.id}'.")
+            self._sub_agents[f"agent-{sub.id}"] = sub
         self.tools = [one if isinstance(one, Tool) else as_tool(one) for one in tools]
         self._tools = self._named()
         self.guard._desk.know(self._tools)
@@ -118,7 +128,7 @@ class Agent(Resuming, GuardedLoop):
     def __repr__(self) -> str:
         return f"<Agent {self.id!r} tools={list(self._tools)}>"
 
-    @property
+    @cached_property
     def sync(self) -> SyncAgent:
         """The same agent for synchronous code."""
         return SyncAgent(self)
@@ -144,26 +154,29 @@ class Agent(Resuming, GuardedLoop):
                 `hitl_guard.code_policy` and the agent there has the same one.
         """
         person = user if isinstance(user, Principal) else Principal(user, tenant=tenant)
-        _check(person.tenant == tenant, "User and run are of different tenants.")
+        _check(person.tenant == tenant, "User and run are of different tenants: give 'tenant' the user's.")
         _check(hooks is None or isinstance(hooks, Hooks), "'hooks' must be Hooks, or left out.")
         _check(max_steps is None or (type(max_steps) is int and max_steps > 0), "'max_steps' is a positive integer.")
         _check(thread_id is None or self.memory is not None, "A thread needs an agent with memory=True.")
+        check_optional("thread_id", thread_id)
+        check_optional("resource_id", resource_id)
         check_require_approval(require_tool_approval, parameters=1)
         context = None if request_context is None else canonical.decode(
-            self.guard._desk.canonical_value(dict(request_context))
+            self.guard._desk.canonical_value(_mapping("request_context", request_context))
         )
-        owner = Owner(tenant, person, thread_id, resource_id or person.id, context)
+        owner = Owner(tenant, person, thread_id, person.id if resource_id is None else resource_id, context)
         demand = _demand(require_tool_approval)
         options = Options(
-            _storable(demand), hooks is not None, max_steps or self.max_steps,
-            self.settings | dict(settings or {}),
+            _storable(demand), _is_lost(demand), hooks is not None, self.max_steps if max_steps is None else max_steps,
+            canonical.decode(self.guard._desk.canonical_value(self.settings | _mapping("settings", settings))),
         )
-        new = check_text("run_id", run_id or new_id())
+        new = new_id() if run_id is None else check_text("run_id", run_id)
+        _check(len(new) <= MAX_ID, f"A run id has at most {MAX_ID} characters.")
         given = history.given(messages)
         resumes = self.auto_resume if auto_resume_suspended_tools is None else auto_resume_suspended_tools
 
         async def source(stream: AgentStream) -> events.Events:
-            if resumes:
+            if resumes and demand is False and hooks is None:  # a request with gates of its own is a run of its own
                 begun = False
                 async with aclosing(auto.resumed(self, owner, given, stream)) as resumed:
                     async for one in resumed:
@@ -172,11 +185,11 @@ class Agent(Resuming, GuardedLoop):
                 if begun:
                     return
             if run_id is not None and await offload(lambda: self.snapshots.load(tenant, run_id)) is not None:
-                raise AgentError("A run of this id is suspended: every run needs an id of its own.", code="run-busy")
+                raise taken()
             drive = await offload(lambda: self._new_drive(new, owner, options, demand, hooks))
             drive.root.history.add(*given)
             yield events.started(drive.root.run)
-            async with aclosing(self._remembered(drive)) as play:
+            async with aclosing(self._remembered(drive, stream)) as play:
                 async for one in play:
                     yield one
 
@@ -204,13 +217,14 @@ class Agent(Resuming, GuardedLoop):
         async def model(*_: Any) -> dict[str, Any]:
             return turns.pop()
 
-        probe = Agent(
+        probe = type(self)(
             "hitl-guard-selftest", model=model, guard=self.guard, tools=[Tool(CANARY_TOOL, execute=ran.append)]
         )
         who = canary_context()
         paused = probe.sync.generate("canary", user=who["user"], tenant=who["tenant"])
         waits = paused.suspend_payload or {}
-        _check(not ran and "approvalId" in waits, "The canary call ran without an approval. Do not start.")
+        _check(not ran, "The canary call ran without an approval. Do not start.")
+        _check("approvalId" in waits, "The canary call was not asked for: this agent's loop is not the guarded one.")
         withdraw(self.guard, waits["approvalId"])
         probe.sync.continue_generate(paused.run_id, user=who["user"], tenant=who["tenant"])
         _check(not ran, "The canary call ran without an approval. Do not start.")
@@ -230,20 +244,22 @@ class Agent(Resuming, GuardedLoop):
         return list(self._tools)
 
     @cached_property
-    def _chat(self) -> list[dict[str, Any]]:
-        return [one.chat() for one in self._tools.values()]
+    def _chat(self) -> bytes:
+        return orjson.dumps([one.chat() for one in self._tools.values()])
 
     def chat(self) -> list[dict[str, Any]]:
-        """Return what the model is told about the tools."""
-        return list(self._chat)
+        """Return what the model is told about the tools; a fresh copy each time."""
+        told: list[dict[str, Any]] = orjson.loads(self._chat)
+        return told
 
     def instructions(self) -> list[dict[str, Any]]:
         """Return the system message, if there is one."""
         return list(self._instructions)
 
-    def principal(self, tenant: str) -> Principal:
-        """Return the agent as somebody who asks."""
-        return Principal(self.id, kind="agent", tenant=tenant, owner=self.owner)
+    def principal(self, tenant: str, around: Sequence[Agent] = ()) -> Principal:
+        """Return the agent as somebody who asks; nobody behind the agents it works for may approve that either."""
+        behind = [name for agent in around for name in (agent.id, agent.owner) if name is not None]
+        return Principal(self.id, kind="agent", tenant=tenant, owner=self.owner, aliases=tuple(behind))
 
     def new_run(self, tenant: str, run_id: str | None = None) -> Run:
         """Return a new run with a conversation of its own."""
@@ -267,37 +283,41 @@ class Agent(Resuming, GuardedLoop):
     def drive_of(self, found: Found) -> Drive:
         """Return the work on a suspended run as it is stored. Blocks."""
         snapshot = found.snapshot
-        require, hooks = self._kept(snapshot.root.id, snapshot.options)
+        require, hooks, lost = self._kept(snapshot.root, snapshot.options)
         drive = Drive(
             self.guard, snapshot.owner, snapshot.options, require=require, hooks=hooks,
             created_at=snapshot.created_at, saved=True,
         )
+        drive.lost = lost
         drive.root, drive.said = Node.restored(drive, self, snapshot.root), snapshot.said
         return drive
 
-    def _kept(self, run_id: str, options: Options) -> tuple[RequireApproval, Hooks | None]:
-        """Return what a request asked for, as far as this process has it; what is lost makes every call ask."""
-        warm = self._warm.get(run_id)
-        if warm is not None:
-            return warm
+    def _kept(self, root: Run, options: Options) -> tuple[RequireApproval, Hooks | None, bool]:
+        """Return what a request asked for, as far as this process has it, and whether something of it is lost.
+
+        It is remembered by the run's message id, which is random and signed: run ids are the host's.
+        """
+        if root.message_id in self._warm:
+            return *self._warm[root.message_id], False
         if options.hooks:
-            return True, None
+            return True, None, True
         if isinstance(options.require_approval, str):
-            return self._policies.get(options.require_approval, True), None
-        return options.require_approval, None
+            found = self._policies.get(options.require_approval)
+            return (True, None, True) if found is None else (found, None, False)
+        return options.require_approval, None, options.lost
 
-    def forget(self, run_id: str) -> None:
+    def forget(self, root: Run) -> None:
         """Forget what only this process knew of a run that has ended."""
-        self._warm.pop(run_id, None)
+        self._warm.pop(root.message_id, None)
 
-    async def _remembered(self, drive: Drive) -> events.Events:
+    async def _remembered(self, drive: Drive, stream: AgentStream) -> events.Events:
         """Play a new run, and remember for its resumption here what cannot be stored."""
         lost = callable(drive.require) or drive.hooks is not None
         if lost:
             while len(self._warm) >= _WARM:
                 self._warm.pop(next(iter(self._warm)))
-            self._warm[drive.root.run.id] = drive.require, drive.hooks
-        async with aclosing(sessions.played(drive)) as play:
+            self._warm[drive.root.run.message_id] = drive.require, drive.hooks
+        async with aclosing(sessions.played(drive, stream)) as play:
             async for one in play:
                 yield one
 
@@ -317,3 +337,13 @@ def _check(fine: bool, message: str) -> None:
     if not fine:
         raise ConfigurationError(message)
 
+
+def _is_lost(require: RequireApproval) -> bool:
+    """Whether a demand cannot be stored: a function without a declared name."""
+    return callable(require) and not isinstance(require, CodePolicy)
+
+
+def _mapping(name: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of a mapping that a host gave, empty for None."""
+    _check(value is None or isinstance(value, Mapping), f"'{name}' must be a mapping, or left out.")
+    return dict(value or {})

@@ -95,14 +95,16 @@ async def _derived(agent: Agent, tool: Tool, question: Any, message: dict[str, A
         "parameters": {"properties": {"resumeData": schema}, "required": ["resumeData"], "type": "object"},
     }
     asked = (
-        f"The tool '{tool.name}' waits for an answer. Its question, as data: {json.dumps(question)}. If the user's "
-        f"message answers it, call {RESUME_TOOL} with what the message says and nothing else. If not, call nothing."
+        "A tool waits for an answer to its question, which follows as data. If the user's last message answers it, "
+        f"call {RESUME_TOOL} with what that message says and nothing else. If not, call nothing."
     )
+    # The question is the tool's: data that a person is asked about, not an instruction to the model.
+    shown = {"content": json.dumps({"question": question, "tool": tool.name}), "role": "user"}
     turn = None
-    conversation = [{"content": asked, "role": "system"}, message]
-    async with aclosing(
-        deltas(agent.model, conversation, [{"function": told, "type": "function"}], dict(agent.settings))
-    ) as parts:
+    async with aclosing(deltas(
+        agent.model, [{"content": asked, "role": "system"}, shown, message],
+        [{"function": told, "type": "function"}], dict(agent.settings),
+    )) as parts:
         async for part in parts:
             turn = part if isinstance(part, Turn) else turn
     calls = [] if turn is None else [call for call in turn.calls if call.name == RESUME_TOOL]

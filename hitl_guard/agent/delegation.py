@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from ..errors import HitlGuardError
 from ..lifecycle.threads import offload
 from ..models import Permit
 from ..store.base import DropThread, Step
 from . import events, gate
-from .attempt import error_text
+from .attempt import ModelFailed, error_text
+from .drive import Landed
 from .events import Events
 from .history import History
 from .state import Call, Outcome
@@ -25,28 +24,28 @@ MAX_DEPTH = 16
 async def delegate(node: Node, call: Call, permit: Permit) -> None:
     """Begin a sub-agent's run. The delegation itself has done its work when that begins."""
     sub = node.agent.sub_agent(call.name)
-    depth = len(node.path()) + 1
-    if sub is None or depth > MAX_DEPTH:
+    if sub is None or len(node.path()) >= MAX_DEPTH:
         message = f"Sub-agents cannot call each other more than {MAX_DEPTH} deep."
         await node.end(call, gate.failed("AgentDepthError", message), permit)
         return
     child = type(node)(node.drive, sub, sub.new_run(node.drive.owner.tenant), History(), parent=node)
     child.history.add({"content": permit.arguments["prompt"], "role": "user"})
-    node.children[id(call)] = child
 
     def begin(twin: Call) -> None:
         twin.child = child.run
 
-    if not node.stored and permit.request_id is None:
-        begin(call)
-        return
-    child.run.lease = node.drive.lease(await offload(node.drive.desk.store.now))
-    kept = child.flush if node.stored else list
-    await offload(
-        lambda: node.drive.settled(node, call, permit, "succeeded", "delegated", begin, also=kept), must_end=True
-    )
-    if node.stored:
-        child.committed()
+    landed = Landed(stored=False, ours=True)
+    if node.stored or permit.request_id is not None:
+        child.run.lease = node.drive.lease(await offload(node.drive.desk.store.now))
+        kept = child.flush if node.stored else list
+        landed = await offload(
+            lambda: node.drive.settled(node, call, permit, "succeeded", "delegated", begin, also=kept), must_end=True
+        )
+    node.drive.land(node, call, begin, landed)
+    if call.child is child.run:
+        node.children[id(call)] = child
+        if node.stored:
+            child.committed()
 
 
 async def inside(node: Node, call: Call, child: Node) -> Events:
@@ -54,13 +53,11 @@ async def inside(node: Node, call: Call, child: Node) -> Events:
     if not child.finished and child.run.step == 0 and child.mine:
         yield events.inside(node.run, call, events.started(child.run))
     try:
-        async with aclosing(child.loop()) as inner:
+        async with events.closing(child.loop()) as inner:
             async for one in inner:
                 yield events.inside(node.run, call, one)
-    except Exception as error:  # the sub-agent's model failed: its supervisor is told, and goes on
-        if isinstance(error, HitlGuardError) and error.detail != "model":
-            raise
-        await _child_ended(node, call, child, gate.failed(type(error).__name__, error_text(error)))
+    except ModelFailed as failed:  # its supervisor is told, and goes on
+        await _child_ended(node, call, child, gate.failed(type(failed.error).__name__, error_text(failed.error)))
         return
     if child.finished:
         yield events.inside(node.run, call, child.final())
@@ -82,9 +79,9 @@ async def _child_ended(node: Node, call: Call, child: Node, outcome: Outcome) ->
     def forgotten() -> list[Step]:
         return [DropThread(bytes.fromhex(child.run.thread))]
 
+    landed = Landed(stored=False, ours=True)
     if node.stored:
-        await offload(
+        landed = await offload(
             lambda: node.drive.settled(node, call, None, "", None, apply, also=forgotten), must_end=True
         )
-    else:
-        apply(call)
+    node.drive.land(node, call, apply, landed)

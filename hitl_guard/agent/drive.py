@@ -7,22 +7,23 @@ the lease in that transaction and goes on with the model; nobody else does while
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from threading import Lock
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import clock
 from ..errors import AgentError, HitlGuardError
 from ..guard import Guard
 from ..lifecycle import settle
+from ..lifecycle.ask import stored_bytes
 from ..lifecycle.desk import new_id
 from ..lifecycle.threads import offload
 from ..models import ApprovalRequest, Permit
 from ..store.base import Step
 from . import gate, history
 from .events import Event
-from .snapshots import Found, Snapshots, gone, run_key
+from .leases import Leases, busy, taken
+from .snapshots import Found, Snapshots, run_key
 from .state import Call, Options, Owner, Run, Snapshot
 
 if TYPE_CHECKING:
@@ -32,7 +33,21 @@ Apply = Callable[[Call], None]
 """Writes into a call how it ended, or that it suspended itself."""
 
 
-class Drive:
+@dataclass(slots=True)
+class Landed:
+    """What became of a call's end in the store.
+
+    Attributes:
+        stored: Whether it was to be merged into the snapshot. found: The snapshot with it; None where others went on.
+        ours: Whether the call was still open there.
+    """
+
+    stored: bool
+    ours: bool
+    found: Found | None = None
+
+
+class Drive(Leases):
     """What all runs of one tree share while this process works on them.
 
     Attributes:
@@ -42,10 +57,14 @@ class Drive:
         answers: Suspension id → ``(plain data, value for the tool)``.
         said: As in `Snapshot`.
         asking: Calls for which a person must be asked, not asked yet. told: Pauses that clients were not told of yet.
-        held: The last refusal that left a call waiting. since: As in `Snapshot`.
+        held: The last refusal that left a call waiting.
+        lost: Whether what the request asked for was lost with the process: then every start of a tool needs a person.
+        idle: Whether the reader of the stream is at work, and nothing happens here.
+        since: As in `Snapshot`.
         outdated: Ids of open requests under another policy: the call must be asked for anew.
         overtaken: Whether another process works on a call that was to go on here. worked: Whether this one stored
             anything.
+        suspended: Claims of calls that suspended themselves before the run had a snapshot; recorded with it.
         signals: Pause id → the event that tells that it is over, for the pauses that were decided or answered.
     """
 
@@ -74,15 +93,20 @@ class Drive:
         self.outdated: set[str] = set()
         self.overtaken = self.worked = False
         self._latest: Found | None = None
-        self._adopted, self._lock = 0, Lock()
+        self._adopted = 0
+        self.idle = self.lost = False
+        self.suspended: list[Permit] = []
         self.root: Node
-        self._leased_ms = clock.monotonic_ms()
 
     # -- what ends -----------------------------------------------------------------------------------------------
 
-    def settled(self, node: Node, call: Call, permit: Permit | None, outcome: str, detail: str | None,
-                apply: Apply, *, also: Callable[[], list[Step]] = list) -> None:
+    def settled(
+        self, node: Node, call: Call, permit: Permit | None, outcome: str, detail: str | None, apply: Apply, *,
+        also: Callable[[], list[Step]] = list,
+    ) -> Landed:
         """Record how a call ended: its receipt and its place in the snapshot, in one transaction. Blocks.
+
+        Nothing in memory is changed: that is for `land`, in the event loop.
 
         Args:
             permit: What it ran under, or None for a call that did not run.
@@ -92,25 +116,21 @@ class Drive:
         if not node.stored:
             if permit is not None:
                 settle.settle(self.desk, permit, outcome, detail)
-            apply(call)
-            return
-        found: list[Found] = []
-        ours: list[bool] = []
+            return Landed(stored=False, ours=True)
+        landed = Landed(stored=True, ours=False)
 
         def merge(now: Found) -> list[Step]:
-            ours[:] = [self._merged(now, node.run, call, apply)]
+            landed.ours = self._merged(now, node.run, call, apply)
             return []
 
         def steps() -> list[Step]:
-            further = also()
+            further, landed.found = also(), None
             try:
-                merged, latest = self.snapshots.change(self.owner.tenant, self.root.run.id, merge)
+                merged, landed.found = self.snapshots.change(self.owner.tenant, self.root.run.id, merge)
             except AgentError:  # others have gone on with this run, or ended it
-                found.clear()
                 if permit is None:
                     raise
                 return []  # they gave this call up: its receipt is all that is left to write
-            found[:] = [latest]
             return [*further, *merged]
 
         with suppress(AgentError):
@@ -118,13 +138,20 @@ class Drive:
                 settle.settle(self.desk, permit, outcome, detail, steps)
             else:
                 self.snapshots.write(lambda: (steps(), None))
-        if not found:
+        return landed
+
+    def land(self, node: Node, call: Call, apply: Apply, landed: Landed) -> None:
+        """Take over in memory what `settled` stored."""
+        if not landed.stored:
+            apply(call)
+            return
+        if landed.found is None:
             self.overtaken, node.run.lease = True, None  # what this process does elsewhere in the tree goes on
             return
-        if ours[0]:
+        if landed.ours:
             apply(call)
-        self.worked, self.overtaken = self.worked or ours[0], self.overtaken or not ours[0]
-        self.adopt(found[0])
+        self.worked, self.overtaken = self.worked or landed.ours, self.overtaken or not landed.ours
+        self.adopt(landed.found)
 
     def _merged(self, found: Found, run: Run, call: Call, apply: Apply) -> bool:
         """Write into the stored call how it ended, unless others did something with it; say whether that was done."""
@@ -134,39 +161,23 @@ class Drive:
         twin = stored.calls[next(place for place, one in enumerate(run.calls) if one is call)]
         ours = twin.outcome is None and twin.pause_id == call.pause_id
         if ours:
+            taken = (twin.suspension or {}).get("taken") or {}
+            found.snapshot.said += taken.get("said", ())
             apply(twin)
         if stored.settled and stored.lease is None:
             stored.lease = self.lease(found.now)
         return ours
 
-    async def renew(self) -> None:
-        """Prolong this process's leases when half of their time is over."""
-        if not self.saved or clock.monotonic_ms() < self._leased_ms + self.desk.settings.run_within // 2:
-            return
-
-        def change(found: Found) -> list[Step]:
-            for run in found.snapshot.root.tree():
-                run.lease = self.lease(found.now) if self._ours(run.lease) else run.lease
-            return []
-
-        await offload(lambda: self.snapshots.changed(self.owner.tenant, self.root.run.id, change), must_end=True)
-
-    def lease(self, now: int) -> dict[str, Any]:
-        """Return this process's lease from ``now`` on (epoch ms of the database)."""
-        self._leased_ms = clock.monotonic_ms()
-        return {"id": self.lease_id, "until": now + self.desk.settings.run_within}
-
     def adopt(self, found: Found) -> None:
         """Take over what other processes did to the stored parts of the tree; an older reading is passed over."""
-        with self._lock:
-            if found.version < self._adopted:
-                return
-            self._adopted, self.since = found.version, found.snapshot.since
-            if self.root.stored:
-                self.said = list(found.snapshot.said)
-            for node in self.root.tree():
-                if node.stored:
-                    node.adopt(found.snapshot.root.find(node.run.id))
+        if found.version < self._adopted:
+            return
+        self._adopted, self.since = found.version, found.snapshot.since
+        if self.root.stored:
+            self.said = list(found.snapshot.said)
+        for node in self.root.tree():
+            if node.stored:
+                node.adopt(found.snapshot.root.find(node.run.id))
 
     # -- pauses --------------------------------------------------------------------------------------------------
 
@@ -177,21 +188,25 @@ class Drive:
     async def commit(self) -> bool:
         """Store the paused run together with its new requests; say whether something can go on at once."""
         asking, self.asking = self.asking, []
+        waited = [call.request_id for _, call, _ in asking]
         asked = await offload(
             lambda: self.guard._request_together(
-                [(one.call, one.own) for _, _, one in asking], lambda answers: self._steps(asking, answers)
+                [(one.call, one.own) for _, _, one in asking], lambda answers: self._steps(asking, waited, answers)
             ),
             must_end=True,
         )
         if not self.saved and self.root.run.settled:
             return True
-        self.saved = self.worked = True
+        self.saved, self.worked, self.suspended = True, True, []
         for node in self.root.tree():
             node.committed()
         if self._latest is not None:
             self.adopt(self._latest)
         again = any(node.run.settled for node in self.root.tree())
-        for (_, call, _), answer in zip(asking, asked, strict=True):
+        for (_, call, _), old, answer in zip(asking, waited, asked, strict=True):
+            if old is not None and (held := _later(answer)) is not None:
+                self.held = held
+                self.cleared.discard(old)
             if isinstance(answer, ApprovalRequest) and answer.state == "pending":
                 self.told[answer.id] = _details(answer)
             elif isinstance(answer, ApprovalRequest):
@@ -200,29 +215,35 @@ class Drive:
         return again
 
     def _steps(
-        self, asking: list[tuple[Node, Call, gate.Asked]], answers: list[ApprovalRequest | HitlGuardError]
+        self, asking: list[tuple[Node, Call, gate.Asked]], waited: list[str | None],
+        answers: list[ApprovalRequest | HitlGuardError],
     ) -> list[Step]:
-        for (_, call, _), answer in zip(asking, answers, strict=True):
-            if isinstance(answer, ApprovalRequest):
+        for (_, call, _), old, answer in zip(asking, waited, answers, strict=True):
+            if old is not None and _later(answer) is not None:
+                call.request_id, call.outcome = old, None
+            elif isinstance(answer, ApprovalRequest):
                 call.request_id, call.fingerprint, call.outcome = answer.id, answer.fingerprint, None
-                call.edited = None if answer.arguments == call.args else answer.arguments
+                call.edited = None if answer.canonical == stored_bytes(call.args) else answer.arguments
             else:
                 call.request_id, call.outcome = None, gate.refused(call, answer)
         if not self.saved and self.root.run.settled:
             return []  # nobody is waited for after all
         now = self.desk.store.now()
+        receipts = [settle.receipt(permit, "suspended", None, now) for permit in self.suspended]
         flushed = [step for node in self.root.tree() if not node.stored for step in node.flush()]
         for node in self.root.tree():
             if not node.stored:
                 node.run.lease = self.lease(now) if node.run.settled else None
         if not self.saved:
+            if self.desk.store.load_run(self.key(self.root.run))[1] is not None:
+                raise taken()
             snapshot = Snapshot(self.root.run, self.owner, self.options, self.created_at, now)
-            return [*flushed, self.snapshots.put(snapshot, 1, now)]
+            return [*receipts, *flushed, self.snapshots.put(snapshot, 1, now)]
         asked = {id(call) for _, call, _ in asking}
         changes, self._latest = self.snapshots.change(
             self.owner.tenant, self.root.run.id, lambda found: self._replaced(found, asked)
         )
-        return [*flushed, *changes]
+        return [*receipts, *flushed, *changes]
 
     def _replaced(self, found: Found, asked: set[int]) -> list[Step]:
         """Put this process's runs, and the calls it ``asked`` for, into the stored tree; the rest stays as it is."""
@@ -234,7 +255,7 @@ class Drive:
             if twin is None or not (node.stored or self._ours(twin.lease)):
                 raise busy()
             if not node.stored:
-                _put(found.snapshot, node.run)
+                found.snapshot.put(node.run)
                 found.snapshot.said = found.snapshot.said if node.parent else self.said
                 continue
             if twin.step != node.run.step:
@@ -275,71 +296,6 @@ class Drive:
             self.snapshots.write(steps)
             self.root.committed()
 
-    async def release(self) -> None:
-        """Let others go on with the run at once, as far as the store can be told."""
-        if self.saved:
-            with suppress(HitlGuardError):
-                await offload(self._release, must_end=True)
-
-    def _release(self) -> None:
-        def change(found: Found) -> list[Step]:
-            for run in found.snapshot.root.tree():
-                run.lease = None if self._ours(run.lease) else run.lease
-                for call in run.calls:
-                    if call.suspension is not None and self._ours(call.suspension["taken"]):
-                        call.suspension["taken"] = None
-            return []
-
-        found = self.snapshots.load(self.owner.tenant, self.root.run.id)
-        held = [] if found is None else [
-            lease for run in found.snapshot.root.tree()
-            for lease in (run.lease, *((call.suspension or {}).get("taken") for call in run.calls))
-        ]
-        if any(self._ours(lease) for lease in held):
-            self.snapshots.changed(self.owner.tenant, self.root.run.id, change)
-
-    def _ours(self, lease: dict[str, Any] | None) -> bool:
-        return lease is not None and lease["id"] == self.lease_id
-
-    def take_answer(self, run: Run, call: Call, said: Sequence[dict[str, Any]]) -> None:
-        """Take the right to start a suspended call again with an answer. Blocks.
-
-        Args:
-            said: The user's messages that gave it.
-
-        Raises:
-            AgentError: it does not wait (any more), or another process starts it.
-        """
-        place = next(number for number, one in enumerate(run.calls) if one is call)
-
-        def change(found: Found) -> list[Step]:
-            stored = found.snapshot.root.find(run.id)
-            twin = None if stored is None or stored.step != run.step else stored.calls[place]
-            if twin is None or twin.pause_id != call.pause_id or not twin.waits or twin.suspension is None:
-                raise not_suspended(call.id)
-            if (twin.suspension["taken"] or {"until": 0})["until"] > found.now:
-                raise not_suspended(call.id)
-            twin.suspension["taken"] = self.lease(found.now)
-            found.snapshot.said += said
-            return []
-
-        self.adopt(self.snapshots.changed(self.owner.tenant, self.root.run.id, change))
-
-    def take_leases(self, run_ids: set[str]) -> set[str]:
-        """Take the runs that nobody goes on with, of those that are between two turns; return whose lease is ours."""
-        taken: set[str] = set()
-
-        def change(found: Found) -> list[Step]:
-            taken.clear()
-            for run in found.snapshot.root.tree():
-                if run.id in run_ids and run.settled and free(run, found.now):
-                    run.lease = self.lease(found.now)
-                    taken.add(run.id)
-            return []
-
-        self.adopt(self.snapshots.changed(self.owner.tenant, self.root.run.id, change))
-        return taken
-
     def key(self, run: Run) -> bytes:
         """Return the key of a run."""
         return run_key(self.owner.tenant, run.id)
@@ -349,35 +305,13 @@ class Drive:
         return run.stored if run.private else history.next_seq(self.desk.store, bytes.fromhex(run.thread))
 
 
-def free(run: Run, now: int) -> bool:
-    """Whether nobody goes on with a run."""
-    return run.lease is None or run.lease["until"] <= now
-
-
-def busy() -> AgentError:
-    """Return the error of a run with which another process goes on."""
-    return AgentError("Another process goes on with this run. Look again later.", code="run-busy")
-
-
-def not_suspended(call_id: str) -> AgentError:
-    """Return the error of a call that does not wait, or not any more."""
-    return AgentError("This call does not wait for an answer (any more).", code="call-not-suspended", call_id=call_id)
-
-
-def _put(snapshot: Snapshot, run: Run) -> None:
-    if snapshot.root.id == run.id:
-        snapshot.root = run
-        return
-    for outer in snapshot.root.tree():
-        for call in outer.calls:
-            if call.child is not None and call.child.id == run.id:
-                call.child = run
-                return
-    raise gone(run.id)
-
-
 def _details(request: ApprovalRequest) -> dict[str, Any]:
     return {
         "approvalId": request.id, "expiresAt": request.decide_by, "fingerprint": request.fingerprint,
         "reason": request.reason, "token": request.token,
     }
+
+
+def _later(answer: ApprovalRequest | HitlGuardError) -> HitlGuardError | None:
+    """Return a refusal that may be over later: a call that waited before then goes on waiting."""
+    return answer if isinstance(answer, HitlGuardError) and gate.stays(answer) else None

@@ -6,6 +6,7 @@ What a consumer does to an event changes nothing of the run: events hold copies.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Any
 
 from .shapes import copied
@@ -14,6 +15,17 @@ from .tools import APPROVAL_RESUME_SCHEMA, Tool
 
 Event = dict[str, Any]
 Events = AsyncGenerator[Event, None]
+
+
+class closing(aclosing[Events]):  # noqa: N801  named as `contextlib.aclosing`
+    """Closes a generator at the end of a block; that others close it already is no failure of what it did.
+
+    An event loop that shuts down closes all generators at once, inner ones before outer ones too.
+    """
+
+    async def __aexit__(self, *raised: object) -> None:
+        with suppress(RuntimeError):
+            await super().__aexit__(*raised)
 
 
 def event(run: Run, kind: str, /, **payload: Any) -> Event:
@@ -33,10 +45,10 @@ def step_started(run: Run, request: dict[str, Any], now: int) -> Event:
 
 def step_finished(run: Run, kind: str, reason: str, messages: list[dict[str, Any]], output: dict[str, Any]) -> Event:
     """Return ``step-finish`` or ``finish``. ``messages`` are those of the step; there are no processors to retry."""
+    result = {"isContinued": kind == "step-finish" and reason == "tool-calls", "reason": reason}
     return event(
-        run, kind, messageId=run.message_id, messages=copied(messages), metadata={"step": run.step}, output=output,
-        processorRetryCount=0, stepResult={"isContinued": kind == "step-finish" and reason == "tool-calls",
-                                           "reason": reason},
+        run, kind, messageId=run.message_id, messages=copied(messages), metadata={"step": run.step},
+        output=copied(output), processorRetryCount=0, stepResult=result,
     )
 
 
@@ -50,13 +62,21 @@ def ended(run: Run, call: Call) -> Event | None:
     outcome = call.outcome
     if outcome is None or outcome.kind == "client":
         return None
-    args = _args(call) if outcome.args is None else copied(outcome.args)
-    named = {"toolCallId": call.id, "toolName": call.name, "args": args}
+    told = named(call)
     if outcome.kind == "denied":
-        return event(run, "tool-output-denied", **named, approval=copied(outcome.approval))
+        return event(run, "tool-output-denied", **told, approval=copied(outcome.approval))
     if outcome.kind == "error":
-        return event(run, "tool-error", **named, error=outcome.value)
-    return event(run, "tool-result", **named, result=outcome.value)
+        return event(run, "tool-error", **told, error=copied(outcome.value))
+    result = event(run, "tool-result", **told, result=copied(outcome.value))
+    if outcome.hook is not None:
+        result["payload"]["hookError"] = dict(outcome.hook)
+    return result
+
+
+def named(call: Call) -> dict[str, Any]:
+    """Return a call by its id, its tool and the arguments that ran, or that a client is to run it with."""
+    changed = None if call.outcome is None else call.outcome.args
+    return {"toolCallId": call.id, "toolName": call.name, "args": _args(call) if changed is None else copied(changed)}
 
 
 def inside(run: Run, call: Call, inner: Event) -> Event:
@@ -70,13 +90,14 @@ def asks(call: Call, tool: Tool | None, details: dict[str, Any] | None = None) -
     Args:
         details: Of a new request: ``approvalId, fingerprint, token, expiresAt, reason``.
     """
-    args = _args(call) if call.edited is None else call.edited
+    args = _args(call) if call.edited is None else copied(call.edited)
     payload: dict[str, Any] = {"toolCallId": call.id, "toolName": call.name, "args": args}
     if call.suspension is None:
         return payload | {"resumeSchema": APPROVAL_RESUME_SCHEMA, "approvalId": call.request_id} | (details or {})
     schema = None if tool is None else tool.resume_schema_json
     return payload | {
-        "suspendPayload": call.suspension["payload"], "resumeSchema": schema, "suspensionId": call.suspension["id"],
+        "resumeSchema": schema, "suspendPayload": copied(call.suspension["payload"]),
+        "suspensionId": call.suspension["id"],
     }
 
 

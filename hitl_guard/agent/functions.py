@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..errors import ConfigurationError
 from ..lifecycle.running import is_async
@@ -50,6 +50,32 @@ def parameters_of(function: Any) -> Mapping[str, inspect.Parameter]:
         raise ConfigurationError("A tool needs a function whose signature can be read.") from error
 
 
+def model_of(function: Function, name: str, *, without: str) -> type[Any]:
+    """Return a pydantic model of a function's parameters, by their annotations and defaults.
+
+    Args:
+        without: A parameter that is left out.
+
+    Raises:
+        ConfigurationError: pydantic cannot make one.
+    """
+    from pydantic import ConfigDict, create_model  # slow to import
+
+    parameters = parameters_of(function)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+        fields: Any = {
+            each: (hints.get(each, Any), ... if one.default is one.empty else one.default)
+            for each, one in parameters.items() if each != without
+        }
+        made: type[Any] = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        return made
+    except Exception as error:  # of pydantic, or of an annotation that cannot be read
+        raise ConfigurationError(
+            f"The parameters of the tool '{name}' have no schema: give 'input_schema', or other annotations."
+        ) from error
+
+
 def check_unguarded(function: object) -> None:
     """Raise `ConfigurationError` for a guarded function, or one that wraps one: it would ask a second time."""
     check_mark(function)
@@ -57,11 +83,22 @@ def check_unguarded(function: object) -> None:
         raise ConfigurationError("The function is guarded already; the loop asks by itself. Give the plain function.")
 
 
-async def start(execute: Function, arguments: tuple[Any, ...]) -> Any:
-    """Run a function: await an async one, run a sync one in a worker thread, to its end."""
+async def start(execute: Function, arguments: tuple[Any, ...], late: Callable[[Any], None] | None = None) -> Any:
+    """Run a function: await an async one, run a sync one in a worker thread, to its end.
+
+    Args:
+        late: Gets what a sync one returns after this task was cancelled.
+    """
     if is_async(execute):
         return await execute(*arguments)
-    result = await offload(lambda: execute(*arguments), undo=_let_go, tool=True)
+
+    def undo(result: Any) -> None:
+        if inspect.isawaitable(result) or late is None:
+            _let_go(result)
+        else:
+            late(result)
+
+    result = await offload(lambda: execute(*arguments), undo=undo, tool=True)
     return await result if inspect.isawaitable(result) else result
 
 

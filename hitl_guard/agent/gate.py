@@ -36,13 +36,13 @@ from .tools import Tool
 EXPIRED = "approval expired"
 """What the model is told when nobody decided in time."""
 
-TIMEOUT_S = 5.0
-"""Seconds that an async function policy may take, as in `hitl_guard.Policy`."""
-
 _BEFORE = {
     "failed": "the call was stopped before it had an effect", "succeeded": "the call has run; its result is not known",
 }
 """What the model is told of a call that was started before, by the state of its request."""
+
+IN_DOUBT = "Nobody knows whether the call had an effect. Do not make it again; tell the user."
+"""What the model is told beside the error of a call that is in doubt."""
 
 RequireApproval = bool | Callable[..., Any]
 
@@ -62,6 +62,8 @@ class Gate:
     Attributes:
         agent: The agent as a principal. require: What the request asked for; it covers sub-agents too.
         own: What this agent asks for all its calls.
+        around: Ids of the agents that this one works for, outermost first.
+        lost: Whether the request's function policy was lost with its process. unhooked: Whether its hooks were.
     """
 
     guard: Guard
@@ -70,6 +72,9 @@ class Gate:
     run_id: str
     require: RequireApproval
     own: RequireApproval
+    around: tuple[str, ...] = ()
+    lost: bool = False
+    unhooked: bool = False
 
     def tool_call(self, call: Call, earlier: list[Call], tool: Tool) -> ToolCall:
         """Return the call as the guard takes it; ``earlier`` are those before it in the same turn."""
@@ -91,6 +96,7 @@ class Gate:
         Raises:
             RefusedError, CanonicalizationError, UnavailableError: as `hitl_guard.Guard.authorize`.
         """
+        self._check_around(asked)
         if call.request_id is not None:
             try:
                 permit = self.guard._permit(asked, request_id=call.request_id, resumes=call.claim_id)
@@ -99,8 +105,9 @@ class Gate:
                     raise  # it was started before: nothing else may start it
                 return Asked(asked, self.demanded())
             return permit or Asked(asked, self.demanded())
-        own = self.demanded() if call.asked else None
-        if own is None and call.suspension is None:  # what suspended itself was judged when it started
+        started = call.suspension is not None  # what suspended itself was judged when it started
+        own = self.demanded() if call.asked or self.unhooked or (self.lost and not started) else None
+        if own is None and not started:
             own = self._verdict(asked, tool)
         if own is not None:
             return Asked(asked, own)
@@ -115,7 +122,14 @@ class Gate:
         quick = desk.store.reads_at_once and desk.policy.is_static and self._silent(tool) and not (
             call.asked or call.request_id
         )
-        return self.guard._free_permit(asked) if quick else None
+        return self.guard._free_permit(asked) if quick and not (self.around or self.lost or self.unhooked) else None
+
+    def _check_around(self, asked: ToolCall) -> None:
+        """Raise `PausedError` if an agent is paused for which this one works; the guard looks at this one alone."""
+        if self.around:
+            control = self.guard._desk.read(self.owner.tenant).control
+            for agent in self.around:
+                control.check(tool=asked.tool, agent=agent, policy_version=self.guard.policy_version)
 
     def _silent(self, tool: Tool) -> bool:
         # Never by their truth: a policy object that is callable may read as empty.
@@ -146,7 +160,8 @@ class Gate:
         verdicts = [
             verdict for need, policy in self._settings(demands, tool.policy)
             for verdict in verdicts_of(
-                asked, require_approval=need, tool_approval=None, tool_policy=policy, runner=Runner(resolve, TIMEOUT_S)
+                asked, require_approval=need, tool_approval=None, tool_policy=policy,
+                runner=Runner(resolve, self.guard._desk.policy.timeout_s),
             )
         ]
         verdict = strictest(verdicts)
@@ -192,10 +207,11 @@ def refused(call: Call, error: HitlGuardError) -> Outcome:
     return failed("RefusedError", f"Refused ({error.code}): the call of '{call.name}' was not run.", code=error.code)
 
 
-def failed(name: str, message: str, *, code: str | None = None) -> Outcome:
-    """Return how a call ends that failed; the model is told the message."""
+def failed(name: str, message: str, *, code: str | None = None, in_doubt: bool = False) -> Outcome:
+    """Return how a call ends that failed; the model is told the message, and where nobody knows what happened, that."""
+    code = "in-doubt" if in_doubt else code
     value = {"message": message, "name": name} | ({} if code is None else {"code": code})
-    return Outcome("error", value, message)
+    return Outcome("error", value, f"{message} ({IN_DOUBT})" if in_doubt else message)
 
 
 def approval(call: Call, *, approved: bool, reason: str | None = None) -> dict[str, Any]:

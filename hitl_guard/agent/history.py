@@ -50,7 +50,7 @@ class History:
 
     def written(self) -> str:
         """Return what the model wrote in this run, as one text."""
-        own = (one["content"] or "" for one in self.messages[self._before :] if one["role"] == "assistant")
+        own = (one.get("content") for one in self.messages[self._before :] if one["role"] == "assistant")
         return "".join(one for one in own if isinstance(one, str))
 
     def results(self) -> list[dict[str, Any]]:
@@ -59,7 +59,8 @@ class History:
         functions: Iterator[dict[str, Any]] = iter(())
         for message in self.messages[self._before :]:
             if message["role"] == "assistant":
-                functions = iter(message.get("tool_calls") or ())
+                calls = message.get("tool_calls")
+                functions = iter(calls if isinstance(calls, list) else ())
             elif "state" in message:  # ours: it follows its calls, in their order
                 call = next(one for one in functions if one["id"] == message["tool_call_id"])
                 if message["state"] == "result":
@@ -145,10 +146,13 @@ def _folded(segments: Sequence[Segment]) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _messages(segment: Segment) -> list[dict[str, Any]]:
+    unreadable = InvalidSignatureError("A stored message cannot be read.", detail="history")
     try:
-        found: list[dict[str, Any]] = decode(segment.body)
+        found = decode(segment.body)
     except CanonicalizationError as error:
-        raise InvalidSignatureError("A stored message cannot be read.", detail="history") from error
+        raise unreadable from error
+    if not isinstance(found, list) or not all(isinstance(one, dict) and one.get("role") in _ROLES for one in found):
+        raise unreadable
     return found
 
 
@@ -207,5 +211,6 @@ def answered(call: Call) -> dict[str, Any]:
 
 
 def _chat_call(call: Call) -> dict[str, Any]:
-    arguments = stored_bytes(call.args or {}).decode()
+    changed = call.outcome is not None and call.outcome.kind == "client" and call.outcome.args
+    arguments = stored_bytes(changed or call.args or {}).decode()  # a client runs what stands here
     return {"function": {"arguments": arguments, "name": call.name}, "id": call.id, "type": "function"}

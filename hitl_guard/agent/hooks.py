@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
+from .functions import start
 from .shapes import copied
 from .tools import ToolContext
 
@@ -47,7 +47,7 @@ async def before(node: Node, tool: str, args: dict[str, Any], context: ToolConte
     hook = _hook(node, "before_tool_call")
     if hook is None:
         return None
-    answer = await _called(hook, _info(node, tool, args, context))
+    answer = await start(hook, (_info(node, tool, args, context),))
     if answer is None or (isinstance(answer, Mapping) and answer.get("proceed") is True):
         return None
     if not isinstance(answer, Mapping) or answer.get("proceed") is not False:
@@ -59,7 +59,7 @@ async def after(node: Node, tool: str, args: dict[str, Any], output: Any, contex
     """Call the hook after a tool."""
     hook = _hook(node, "after_tool_call")
     if hook is not None:
-        await _called(hook, _info(node, tool, args, context) | {"output": output})
+        await start(hook, (_info(node, tool, args, context) | {"output": copied(output)},))
 
 
 def _hook(node: Node, name: str) -> Callable[[dict[str, Any]], Any] | None:
@@ -70,8 +70,3 @@ def _hook(node: Node, name: str) -> Callable[[dict[str, Any]], Any] | None:
 def _info(node: Node, tool: str, args: dict[str, Any], context: ToolContext) -> dict[str, Any]:
     metadata = {"agentId": node.agent.id, "agentName": node.agent.id}
     return {"context": context, "input": copied(args), "metadata": metadata, "toolName": tool}
-
-
-async def _called(hook: Callable[[dict[str, Any]], Any], info: dict[str, Any]) -> Any:
-    answer = hook(info)
-    return await answer if inspect.isawaitable(answer) else answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from .events import Event, Events
@@ -16,15 +15,15 @@ def translated(stream: AgentStream, agent: Agent) -> AgentStream:
     """Return a stream of the same run with a network's event types."""
     async def source(outer: AgentStream) -> Events:
         teller = _Teller(agent, stream)
-        async with aclosing(aiter(stream)) as events:
-            async for event in events:
-                outer.run_id = stream.run_id
-                told = teller.tell(event)
-                if told["type"] != event["type"]:
-                    outer._note(event)  # what the stream says about the run does not depend on its events' names
-                yield told
+        try:
+            async for event in stream:
+                outer.take_over(stream)
+                yield teller.tell(event)
+        finally:
+            await stream.aclose()
+            outer.take_over(stream)
 
-    stream._started = True  # the other one is read, or left, in its place
+    stream.unread()
     return AgentStream(stream.run_id, source)
 
 

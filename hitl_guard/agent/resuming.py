@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import AgentError, ConfigurationError, DecisionError
+from ..errors import ConfigurationError, DecisionError
 from ..guard import Guard
 from ..lifecycle.threads import offload
 from ..models import Principal, check_text
@@ -18,8 +18,6 @@ from .stream import AgentResult, AgentStream
 if TYPE_CHECKING:
     from .agent import Agent
 
-if TYPE_CHECKING:
-    pass
 
 
 class Resuming:
@@ -130,12 +128,12 @@ class Resuming:
         Raises:
             AgentError: no run of the conversation waits (``run-not-found``), or several do (``call-ambiguous``).
         """
+        if type(approved) is not bool:
+            raise DecisionError("The decision was not accepted: 'approved' must be true or false.", detail="malformed")
         found = await self.list_suspended_runs(
             user=user, tenant=tenant_of(approver), thread_id=thread_id, resource_id=resource_id
         )
         run, call = runs.meant(found.runs, tool_call_id)
-        if type(approved) is not bool:
-            raise AgentError("'approved' must be true or false.", code="invalid-resume-data")
         result = await self._answered(run.run_id, Answer(
             call.pause_id, approver.tenant, approver, approved, reason, user=name_of(user, approver.tenant),
         ))

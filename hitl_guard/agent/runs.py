@@ -10,7 +10,7 @@ from .. import fingerprint
 from ..errors import AgentError, InvalidApprovalError, InvalidSignatureError
 from ..rows import RunNode, RunRow
 from . import events
-from .drive import free
+from .leases import free
 from .snapshots import code_of, owner_key
 from .state import Snapshot, Way
 

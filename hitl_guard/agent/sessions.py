@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,10 @@ from ..lifecycle.desk import ROUNDS
 from ..lifecycle.threads import offload
 from ..models import Principal
 from . import events
-from .attempt import error_text
-from .drive import Drive, busy, free, not_suspended
+from .attempt import ModelFailed, error_text
+from .drive import Drive
 from .events import Events
+from .leases import busy, free, not_suspended
 from .snapshots import Found, gone
 from .state import Call, Snapshot, Way, by_age
 from .tools import Tool
@@ -29,6 +31,7 @@ from .tools import Tool
 if TYPE_CHECKING:
     from .agent import Agent
     from .stream import AgentStream
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -53,28 +56,30 @@ class Answer:
     said: tuple[dict[str, Any], ...] = ()
 
 
-async def played(drive: Drive) -> Events:
+async def played(drive: Drive, stream: AgentStream) -> Events:
     """Work on the run until it pauses or ends; whatever happens, nothing that was stored is lost."""
+    keeping = asyncio.create_task(drive.keep())
     try:
-        async with aclosing(_played(drive)) as play:
+        async with events.closing(_played(drive, stream)) as play:
             async for one in play:
+                drive.idle = True  # a reader that never comes back must not hold the run for ever
                 yield one
-    except Exception as error:
-        if isinstance(error, HitlGuardError) and error.detail != "model":
-            await drive.release()
-            raise
+                drive.idle = False
+    except ModelFailed as failed:
         with suppress(HitlGuardError):
             await offload(drive.finish, must_end=True)
-        yield events.event(
-            drive.root.run, "error", error={"message": error_text(error), "name": type(error).__name__}
-        )
-        raise
+        drive.root.agent.forget(drive.root.run)
+        told = {"message": error_text(failed.error), "name": type(failed.error).__name__}
+        yield events.event(drive.root.run, "error", error=told)
+        raise failed.error from failed.__cause__
     except BaseException:
         await drive.release()
         raise
+    finally:
+        keeping.cancel()
 
 
-async def _played(drive: Drive) -> Events:
+async def _played(drive: Drive, stream: AgentStream) -> Events:
     told = {way[-1][1].pause_id for way in drive.root.run.waiting()}
     while True:
         async with aclosing(drive.root.loop()) as loop:
@@ -84,7 +89,7 @@ async def _played(drive: Drive) -> Events:
                 yield one
         if drive.root.finished:
             await offload(drive.finish, must_end=True)
-            drive.root.agent.forget(drive.root.run.id)
+            drive.root.agent.forget(drive.root.run)
             yield drive.root.final()
             return
         again = await drive.commit() if drive.dirty() else False
@@ -100,10 +105,21 @@ async def _played(drive: Drive) -> Events:
                 yield one
         if not again:
             break
+    _left_waiting(drive, stream)
     if drive.held is not None:
         raise drive.held
     if drive.overtaken and not drive.worked:
         raise busy()
+
+
+def _left_waiting(drive: Drive, stream: AgentStream) -> None:
+    """Note on the stream everything that waits now, the most recent pause last."""
+    told = {payload.get("suspensionId") or payload.get("approvalId"): payload for payload in stream.pauses}
+    stream.pauses = [
+        told.get(way[-1][1].pause_id)
+        or events.outward(way, 0, events.asks(way[-1][1], tool_of(drive.root.agent, way)))
+        for way in by_age(drive.root.run.waiting(), drive.since)
+    ]
 
 
 async def answered(agent: Agent, run_id: str, answer: Answer, stream: AgentStream) -> Events:
@@ -113,20 +129,23 @@ async def answered(agent: Agent, run_id: str, answer: Answer, stream: AgentStrea
         AgentError, DecisionError, RefusedError, UnavailableError: nothing changed; the pause is still there.
     """
     found, drive = await offload(lambda: _opened(agent, run_id, answer))
-    stream.text = drive.root.text
-    stream.tool_calls = [events.called(drive.root.run, call) for call in drive.root.run.calls]
     try:
         cleared = await _cleared(drive, found, answer)
+        # Only now is it known that the caller may know.
+        stream.text = drive.root.text
+        stream.tool_calls = [events.called(drive.root.run, call) for call in drive.root.run.calls]
         for way in cleared or ():
             payload = events.outward(way, 0, events.asks(way[-1][1], tool_of(agent, way)))
             drive.signals[way[-1][1].pause_id] = events.resumed(drive.root.run, payload)
     except BaseException:
         await drive.release()
         raise
-    if cleared is not None:
-        async with aclosing(played(drive)) as play:
-            async for one in play:
-                yield one
+    if cleared is None:
+        _left_waiting(drive, stream)
+        return
+    async with aclosing(played(drive, stream)) as play:
+        async for one in play:
+            yield one
 
 
 async def _cleared(drive: Drive, found: Found, answer: Answer) -> list[Way] | None:
@@ -212,11 +231,12 @@ async def _decide(drive: Drive, call: Call, answer: Answer) -> bool:
         approve, reason = _decision(answer.data[0])
     if answer.approver is None:
         raise ConfigurationError("This call waits for an approval: name the approver who decides.")
+    shown = call.fingerprint if answer.fingerprint is None else answer.fingerprint
+    approver = answer.approver
     decision = await offload(
         lambda: drive.guard.decide(
-            call.request_id or "", approver=answer.approver, approve=approve,  # type: ignore[arg-type]
-            fingerprint=answer.fingerprint or call.fingerprint or "", reason=reason, arguments=answer.arguments,
-            channel=answer.channel,
+            call.request_id or "", approver=approver, approve=approve, fingerprint=shown or "", reason=reason,
+            arguments=answer.arguments, channel=answer.channel,
         ),
         must_end=True,
     )
@@ -239,7 +259,7 @@ def _decision(data: Any) -> tuple[Any, str | None]:
 async def _answer(drive: Drive, way: Way, answer: Answer) -> None:
     """Take the right to start the suspended call again with a valid answer."""
     owner = drive.owner.user
-    if answer.user is None and answer.approver is not None and answer.approver.id not in (owner.id, *owner.aliases):
+    if not answer.data and answer.approver is not None and answer.approver.id not in (owner.id, *owner.aliases):
         raise gone(drive.root.run.id)  # no policy says who else may answer what the run's user was asked
     run, call = way[-1]
     data = answer.data[0] if answer.data else _as_data(answer)
@@ -290,6 +310,9 @@ def _left_behind(drive: Drive, found: Found) -> bool:
 
 def _told_why(drive: Drive, found: Found, answer: Answer) -> None:
     """Raise if the caller must know why nothing happened."""
-    at_work = any(run.settled and not free(run, found.now) for run in found.snapshot.root.tree())
-    if at_work or drive.overtaken or answer.approver is not None:
-        raise busy()
+    leases = [
+        run.lease["until"] for run in found.snapshot.root.tree()
+        if run.settled and run.lease is not None and not free(run, found.now)
+    ]
+    if leases or drive.overtaken or answer.approver is not None:
+        raise busy(max(leases, default=None))

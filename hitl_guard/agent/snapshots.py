@@ -23,7 +23,7 @@ from .state import Owner, Run, Snapshot
 
 T = TypeVar("T")
 
-SNAPSHOT_TYPE = "hitl-guard/snapshot"
+SNAPSHOT_TYPE = "hitl-snapshot"
 
 
 @dataclass(slots=True)

@@ -22,11 +22,12 @@ class Outcome:
     """How one call ended.
 
     Attributes:
-        kind: ``result``, ``denied`` or ``error``.
+        kind: ``result``, ``denied``, ``error``, or ``client`` for a call that the client runs.
         value: The result; for an error ``{"name", "message"}`` and, of ours, ``code``; for a denial the reason.
         said: What the model is told, where that is another text than the value's own.
         approval: ``{"id", "approved", "reason"}`` where a person or the policy decided, else None.
         args: The arguments that ran, where a person changed them, else None.
+        hook: ``{"name", "message"}`` of what the hook after the tool raised, else None.
     """
 
     kind: str
@@ -34,6 +35,7 @@ class Outcome:
     said: str | None = None
     approval: dict[str, Any] | None = None
     args: dict[str, Any] | None = None
+    hook: dict[str, Any] | None = None
 
     @property
     def told(self) -> str:
@@ -42,9 +44,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        return {
-            "approval": self.approval, "args": self.args, "kind": self.kind, "said": self.said, "value": self.value,
-        }
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Call:
         edited: What its request asks for, where a person changed the arguments.
         claim_id: Of a gated call that suspended itself: the start which did.
         suspension: ``{"id", "payload", "taken"}`` of a call that suspended itself, or None. ``taken`` is the lease of
-            the process that starts it again with an answer, or None.
+            the process that starts it again with an answer, with what the user ``said``; or None.
         child: The sub-agent's run, where the call is a delegation that has begun.
         outcome: How it ended, or None.
     """
@@ -227,11 +227,14 @@ class Options:
     Attributes:
         require_approval: True, False, or ``name@version`` of a function policy. A function without a name cannot be
             stored: it is True.
+        lost: Whether it is such a function.
         hooks: Whether the request had hooks of its own. They cannot be stored either.
-        max_steps: The most calls of the model. settings: Handed to the model.
+        max_steps: The most calls of the model.
+        settings: Handed to the model; stored as they are, so no place for secrets.
     """
 
     require_approval: bool | str = False
+    lost: bool = False
     hooks: bool = False
     max_steps: int = 50
     settings: dict[str, Any] = field(default_factory=dict)
@@ -269,6 +272,15 @@ class Snapshot:
             "owner": self.owner.to_json(), "root": self.root.to_json(), "said": self.said, "since": self.since,
             "suspended_at": self.suspended_at,
         }
+
+    def put(self, run: Run) -> None:
+        """Put a run in the place of the one with its id; where there is none, nothing is done."""
+        if self.root.id == run.id:
+            self.root = run
+        for outer in self.root.tree():
+            for call in outer.calls:
+                if call.child is not None and call.child.id == run.id:
+                    call.child = run
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Snapshot:

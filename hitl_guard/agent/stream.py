@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
-from collections.abc import Callable, Generator, Iterator
+import weakref
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ConfigurationError
 from .events import Event, Events
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Runs a coroutine to its end from synchronous code."""
+
+_NOTED = frozenset({
+    "client_calls", "finish_reason", "messages", "pauses", "run_id", "status", "steps", "suspend_payload", "text",
+    "tool_calls", "tool_results", "usage",
+})
 
 _PAUSES = ("tool-call-approval", "tool-call-suspended")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class AgentResult:
     """What a run came to, up to its end or its next pause.
 
     Attributes:
         status: ``success``, ``suspended`` or ``failed``.
         finish_reason: ``stop``, ``tool-calls`` (a client must run tools), ``max-steps``, ``suspended`` …
-        suspend_payload: Of the most recent pause: what the event carried; None when nothing waits.
-        pauses: The payloads of every pause of this part of the run, in order.
-        text: What the model wrote, of a resumed turn from its beginning.
-        tool_calls, tool_results: The events of these types; the calls of a resumed turn, too. messages: New messages of
-            the run.
+        text: What the model wrote in the whole run.
+        suspend_payload: What the most recent pause's event carried; None when nothing waits.
+        pauses: The payloads of everything that waits, the most recent last.
+        tool_calls: The events of the calls of this part of the run, of a resumed turn too.
+        tool_results: The events of how they ended.
+        client_calls: ``{"toolCallId", "toolName", "args"}`` of calls that the client must run now.
+        messages: New messages of this part of the run.
     """
 
     run_id: str
@@ -37,9 +46,14 @@ class AgentResult:
     pauses: list[dict[str, Any]] = field(default_factory=list)
     tool_calls: list[Event] = field(default_factory=list)
     tool_results: list[Event] = field(default_factory=list)
+    client_calls: list[dict[str, Any]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
+
+    def __repr__(self) -> str:
+        waits = f" waiting={len(self.pauses)}" if self.pauses else ""
+        return f"<AgentResult run_id={self.run_id!r} {self.finish_reason}{waits} text={self.text[:60]!r}>"
 
     @property
     def resume_schema(self) -> str | None:
@@ -50,10 +64,16 @@ class AgentResult:
 class AgentStream:
     """The events of a run, in order: an async iterator, to be read once. Nothing happens before it is read.
 
-    Await it instead to read it to its end and get the `AgentResult`.
+    Await it instead to read it to its end and get the `AgentResult`. Leave it early inside ``async with``, or by
+    `aclose`: then the run does not go on here, and a run that is stored can be continued at once::
+
+        async with agent.stream("…", user="ana") as stream:
+            async for event in stream:
+                break
 
     Attributes:
-        run_id: The run's id. status: ``running`` until the end, then as in `AgentResult`.
+        run_id: The run's id; where a message answered a waiting run, that one's, once the stream is read.
+        status: ``running`` until the end, then as in `AgentResult`; ``closed`` when it was left early.
     """
 
     def __init__(self, run_id: str, source: Callable[[AgentStream], Events]) -> None:
@@ -64,6 +84,7 @@ class AgentStream:
         self.pauses: list[dict[str, Any]] = []
         self.tool_calls: list[Event] = []
         self.tool_results: list[Event] = []
+        self.client_calls: list[dict[str, Any]] = []
         self.messages: list[dict[str, Any]] = []
         self.usage: dict[str, Any] = {}
         self.steps = 0
@@ -81,16 +102,25 @@ class AgentStream:
     @property
     def suspend_payload(self) -> dict[str, Any] | None:
         """What the most recent pause told; None when nothing waits."""
-        return self.pauses[-1] if self.pauses and self.status == "suspended" else None
+        return self.pauses[-1] if self.pauses and self.status in ("suspended", "closed") else None
 
-    def __aiter__(self) -> Events:
-        if self._events is None:
-            self._started = True
-            self._events = self._read()
-        return self._events
+    def __aiter__(self) -> AgentStream:
+        return self
+
+    async def __aenter__(self) -> AgentStream:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.aclose()
 
     async def __anext__(self) -> Event:
-        return await anext(self.__aiter__())
+        if self.status == "closed":
+            raise StopAsyncIteration
+        if self._events is None:
+            self._started = True
+            # Weak, so that a stream which nobody holds any more ends at once and in order: this generator first.
+            self._events = _read(weakref.proxy(self), self._source)
+        return await anext(self._events)
 
     def __await__(self) -> Generator[Any, None, AgentResult]:
         return self.result().__await__()
@@ -98,9 +128,10 @@ class AgentStream:
     async def aclose(self) -> None:
         """Stop reading: the run does not go on here. What tools did is on record, and a stored pause stays."""
         self._started = True
+        if self.status == "running":
+            self.status = "closed"
         if self._events is not None:
-            with suppress(AttributeError):
-                await self._events.aclose()
+            await self._events.aclose()
 
     async def result(self) -> AgentResult:
         """Read to the end; return what the run came to."""
@@ -108,22 +139,18 @@ class AgentStream:
             pass
         return AgentResult(
             self.run_id, self.status, self.finish_reason, self.text, self.suspend_payload, self.pauses,
-            self.tool_calls, self.tool_results, self.messages, self.usage, self.steps,
+            self.tool_calls, self.tool_results, self.client_calls, self.messages, self.usage, self.steps,
         )
 
-    async def _read(self) -> Events:
-        source = self._source(self)
-        try:
-            async for event in source:
-                self._note(event)
-                yield event
-        except BaseException:
-            self.status, self.finish_reason = "failed", "error"
-            raise
-        finally:
-            await source.aclose()
-        if self.status == "running":
-            self.status, self.finish_reason = "suspended", "suspended"
+    def unread(self) -> None:
+        """Note that something else reads, or leaves, what this stream stands for: it may go without a warning."""
+        self._started = True
+
+    def take_over(self, other: AgentStream) -> None:
+        """Take over what another stream of the same run has noted."""
+        for name in ("run_id", "status", "finish_reason", "text", "pauses", "tool_calls", "tool_results",
+                     "client_calls", "messages", "usage", "steps"):
+            setattr(self, name, getattr(other, name))
 
     def _note(self, event: Event) -> None:
         kind, payload = event["type"], event["payload"]
@@ -140,52 +167,61 @@ class AgentStream:
             self.messages += payload["messages"]
         elif kind == "finish":
             self.status, self.finish_reason = "success", payload["stepResult"]["reason"]
-            self.usage = payload["output"]["usage"]
+            self.usage, self.client_calls = payload["output"]["usage"], payload["output"]["toolCalls"]
+
+
+async def _read(stream: AgentStream, source_of: Callable[[AgentStream], Events]) -> Events:
+    """Yield a stream's events and note on it what they tell, as long as somebody holds it."""
+    source = source_of(stream)
+    try:
+        async for event in source:
+            stream._note(event)
+            yield event
+    except GeneratorExit:
+        raise  # it was left early
+    except BaseException:
+        with suppress(ReferenceError):
+            stream.status, stream.finish_reason = "failed", "error"
+        raise
+    finally:
+        await source.aclose()
+    if stream.status == "running":
+        stream.status, stream.finish_reason = "suspended", "suspended"
 
 
 class SyncStream:
-    """The same for synchronous code: an iterator of events. ``result()`` reads to the end."""
+    """The same for synchronous code: an iterator of events. ``result()`` reads to the end; ``close()`` leaves early."""
 
-    def __init__(self, stream: AgentStream) -> None:
+    def __init__(self, stream: AgentStream, run: Run) -> None:
         self._stream = stream
+        self._run = run
+        stream.unread()  # who may not read it here is told so, and by an error
 
     def __getattr__(self, name: str) -> Any:
+        if name not in _NOTED:
+            raise AttributeError(name)
         return getattr(self._stream, name)
 
     def __iter__(self) -> Iterator[Event]:
-        self._stream._started = True  # who may not read it here is told so, and by an error
-        runner = new_runner()
         try:
             while True:
                 try:
-                    event = runner.run(anext_of(self._stream))
+                    event = self._run(_next_of(self._stream))
                 except StopAsyncIteration:
                     return
                 yield event
         finally:
-            runner.run(self._stream.aclose())
-            runner.close()
+            self.close()
 
     def result(self) -> AgentResult:
         """Read to the end; return what the run came to."""
-        self._stream._started = True
-        with new_runner() as runner:
-            return runner.run(self._stream.result())
+        result: AgentResult = self._run(self._stream.result())
+        return result
+
+    def close(self) -> None:
+        """Stop reading; see `AgentStream.aclose`."""
+        self._run(self._stream.aclose())
 
 
-async def anext_of(stream: AgentStream) -> Event:
-    """Return a stream's next event."""
+async def _next_of(stream: AgentStream) -> Event:
     return await anext(stream)
-
-
-def new_runner() -> asyncio.Runner:
-    """Return a runner for synchronous code.
-
-    Raises:
-        ConfigurationError: this thread has a running event loop.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.Runner()
-    raise ConfigurationError("An event loop runs in this thread: await the agent's own methods instead.")

@@ -213,18 +213,19 @@ class Tool:
         self._resume.demand(data, refusal)
         return copied(data), self._resume.read(data, refusal)
 
-    async def start(self, given: Any, context: ToolContext) -> Any:
+    async def start(self, given: Any, context: ToolContext, late: Callable[[Any], None] | None = None) -> Any:
         """Run the tool: await an async one, run a sync one in a worker thread.
 
         Args:
             given: What `checked_input` returned.
+            late: Gets what a sync one returns after this task was cancelled.
 
         Raises:
             ConfigurationError: it is a client-side tool.
         """
         if self.execute is None:
             raise ConfigurationError(f"The tool '{self.name}' has no 'execute': only a client can run it.")
-        return await functions.start(self.execute, (given, context) if self._takes_context else (given,))
+        return await functions.start(self.execute, (given, context) if self._takes_context else (given,), late)
 
 
 class _Options(TypedDict, total=False):
@@ -254,8 +255,9 @@ def tool(
 ) -> Any:
     """Make a `Tool` of a sync or async function with named parameters.
 
-    Name, description and input schema come from the function where they are not given. A parameter named ``context``
-    gets the `ToolContext`; the model is not told about it.
+    Name, description and input schema come from the function where they are not given: annotations count as they do in
+    a pydantic model, and the function gets what they say. A parameter named ``context`` gets the `ToolContext`; the
+    model is not told about it.
 
     Raises:
         ConfigurationError: the function has no named parameters, or a setting cannot be used (see `Tool`).
@@ -270,7 +272,10 @@ def tool(
     spec = spec_of(
         function, name=name, description=description, idempotency_argument="context" if takes_context else None
     )
-    options.setdefault("input_schema", spec.definition.input_schema)
+    if spec.name == "<lambda>":
+        raise ConfigurationError("A tool that is a lambda needs a name=.")
+    if "input_schema" not in options:
+        options["input_schema"] = functions.model_of(function, spec.name, without="context")
 
     def named(given: Any, context: ToolContext) -> Any:
         return function(**dict(given), context=context) if takes_context else function(**dict(given))
@@ -301,6 +306,10 @@ def _check_auto_resume(name: str, auto_resume: object, resume: Shape | None) -> 
         raise ConfigurationError(
             f"The resume schema of the tool '{name}' has 'approved': only a person answers that. Leave out "
             "'auto_resume'."
+        )
+    if resume.mentions("boolean"):
+        raise ConfigurationError(
+            f"The resume schema of the tool '{name}' has a boolean: a yes is a person's own. Leave out 'auto_resume'."
         )
 
 

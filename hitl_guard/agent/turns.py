@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,8 +155,13 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+_OURS = re.compile(r"[A-Za-z0-9_-]{22}")
+"""The form of request and suspension ids: a model must not call a call so, or one would be decided for another."""
+
+
 def _is_id(value: str) -> bool:
-    return bool(value) and well_formed(value) == value and len(value.encode()) <= MAX_FIELD_BYTES
+    usable = bool(value) and well_formed(value) == value and len(value.encode()) <= MAX_FIELD_BYTES
+    return usable and _OURS.fullmatch(value) is None
 
 
 def _arguments(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,9 @@ from ..errors import CanonicalizationError, ConfigurationError, RefusedError
 from ..lifecycle.threads import offload
 from ..models import Permit
 from . import events, gate
-from .attempt import run_tool
+from .attempt import ModelFailed, cancelled, run_tool
 from .delegation import delegate, inside
-from .drive import Drive
+from .drive import Drive, Landed
 from .events import Event, Events
 from .history import History, of_turn, restored
 from .shapes import well_formed
@@ -25,13 +25,18 @@ from .turns import Proposed, Turn, deltas, merge_usage
 if TYPE_CHECKING:
     from .agent import Agent
 
+
+MAX_CALLS = 128
+"""The most calls of one turn: each is checked together with those before it."""
+
+
 class Node:
     """One run and the agent that makes it.
 
     Attributes:
         stored: Whether the turn at hand is the one in the store; then what ends is merged into that at once.
         finished: Whether the run has come to its end, with ``reason`` (``stop``, ``tool-calls``, ``max-steps`` …).
-        suspended: Suspensions since the last commit.
+        text: What the model wrote in the whole run. clients: Calls of the last turn that the client runs.
     """
 
     def __init__(
@@ -47,10 +52,14 @@ class Node:
         self.finished = False
         self.reason = ""
         self.text = ""
+        self.clients: list[dict[str, Any]] = []
         self.children: dict[int, Node] = {}
         self._digest, self._stored = run.digest, run.stored
+        around = [] if parent is None else [*parent.agents()]
         self.gate = gate.Gate(
-            drive.guard, drive.owner, agent.principal(drive.owner.tenant), run.id, drive.require, agent.require
+            drive.guard, drive.owner, agent.principal(drive.owner.tenant, around), run.id, drive.require,
+            agent.require, tuple(one.id for one in around), drive.lost,
+            drive.options.hooks and drive.hooks is None,
         )
 
     # -- the tree ------------------------------------------------------------------------------------------------
@@ -62,6 +71,10 @@ class Node:
             child = self.children.get(id(call))
             if child is not None and call.child is not None:
                 yield from child.tree()
+
+    def agents(self) -> list[Agent]:
+        """Return the agents from the outermost to this node's own."""
+        return [*([] if self.parent is None else self.parent.agents()), self.agent]
 
     def path(self) -> list[tuple[Run, Call]]:
         """Return ``(run, delegation)`` from the outermost run to the one around this."""
@@ -120,7 +133,6 @@ class Node:
             if not self.run.calls:
                 if not self.mine:
                     return
-                await self.drive.renew()
                 async with aclosing(self._step()) as step:
                     async for one in step:
                         yield one
@@ -143,10 +155,8 @@ class Node:
         run.step += 1
         request = {"agent": self.agent.id, "messages": len(self.history.chat), "step": run.step}
         yield events.step_started(run, request, clock.epoch_ms())
-        messages = [*self.agent.instructions(), *self.history.chat]
         turn, text_id = None, None
-        settings = dict(self.drive.options.settings)
-        async with aclosing(deltas(self.agent.model, messages, self.agent.chat(), settings)) as parts:
+        async with aclosing(self._modelled()) as parts:
             async for part in parts:
                 if isinstance(part, Turn):
                     turn = part
@@ -158,7 +168,7 @@ class Node:
         if text_id is not None:
             yield events.event(run, "text-end", id=text_id, type="text-end")
         if turn is None:
-            raise ConfigurationError("The model ended without a turn.", detail="model")
+            raise ModelFailed(ConfigurationError("The model ended without a turn.", detail="model"))
         run.text, run.usage = well_formed(turn.text), merge_usage(run.usage, turn.usage)
         self.text += run.text
         self._propose(turn.calls)
@@ -167,19 +177,34 @@ class Node:
         if not run.calls:
             yield await self._ended(turn.finish_reason or "stop")
 
+    async def _modelled(self) -> AsyncGenerator[str | Turn, None]:
+        """Call the model; whatever it raises is its own failure, and told apart from everything else."""
+        messages = [*self.agent.instructions(), *self.history.chat]
+        settings = dict(self.drive.options.settings)
+        try:
+            async with aclosing(deltas(self.agent.model, messages, self.agent.chat(), settings)) as parts:
+                async for part in parts:
+                    yield part
+        except asyncio.CancelledError as error:
+            if cancelled():
+                raise
+            raise ModelFailed(RuntimeError("The model cancelled itself.")) from error
+        except Exception as error:
+            raise ModelFailed(error) from error
+
     def _propose(self, proposed: tuple[Proposed, ...]) -> None:
         """Take the model's calls as the calls of this turn. What is no JSON object has no arguments."""
         seen = self.history.seen.copy()
         self.run.calls = []
-        for one in proposed:
+        for place, one in enumerate(proposed):
             args = None
             with suppress(CanonicalizationError):
-                args = canonical.parse(one.arguments or "{}", limits=self.drive.desk.settings.limits)
-            call_id = well_formed(one.id)
-            self.run.calls.append(
-                Call(call_id, well_formed(one.name), args if type(args) is dict else None, seen[call_id])
-            )
-            seen[call_id] += 1
+                args = canonical.parse(one.arguments, limits=self.drive.desk.settings.limits)
+            self.run.calls.append(Call(one.id, one.name, args if type(args) is dict else None, seen[one.id]))
+            seen[one.id] += 1
+            if place >= MAX_CALLS:
+                message = f"A turn has at most {MAX_CALLS} calls; make the others later."
+                self.run.calls[-1].outcome = gate.failed("TooManyCallsError", message)
 
     def _results(self, messages: list[dict[str, Any]]) -> Iterator[Event]:
         """Yield what the calls of the turn came to, in their order, and the end of the step."""
@@ -195,14 +220,14 @@ class Node:
 
     async def _turn_over(self, messages: list[dict[str, Any]]) -> None:
         """Put the turn into the conversation; the next one begins, or the run ends here."""
-        client = any(call.outcome is not None and call.outcome.kind == "client" for call in self.run.calls)
+        self.clients = [events.named(call) for call in self.run.calls if call.outcome and call.outcome.kind == "client"]
         self.history.add(*messages)
         if self.parent is None:
             self.history.add(*self.drive.said)
             self.drive.said = []
         self.stored = False
         self.run.calls, self.run.text, self.children = [], "", {}
-        if client:
+        if self.clients:
             self.finished, self.reason = True, "tool-calls"
         elif self.run.step >= self.drive.options.max_steps:
             self.finished, self.reason = True, "max-steps"
@@ -274,15 +299,22 @@ class Node:
                 await run_tool(self, call, tool, permit)
                 return
             await delegate(self, call, permit)
-            if call.outcome is not None:
+            if call.child is None:
                 return
         child = self.children.get(id(call))
+        if child is None and call.child is not None and not self._addressed(call.child):
+            return  # its agent is not known here; another process may have it
         if child is None:
             await self.end(call, gate.failed("AgentNotFoundError", "The sub-agent of this call is not there any more."))
             return
         async with aclosing(inside(self, call, child)) as inner:
             async for one in inner:
                 yield one
+
+    def _addressed(self, run: Run) -> bool:
+        """Whether something inside a run was decided or answered."""
+        pauses = {way[-1][1].pause_id for way in run.waiting()}
+        return not pauses or not pauses.isdisjoint({*self.drive.cleared, *self.drive.answers})
 
     async def _permitted(self, call: Call, tool: Tool | None) -> Permit | None:
         """Return the permit of a call; else None: it has ended, or must wait."""
@@ -335,12 +367,17 @@ class Node:
         def apply(twin: Call) -> None:
             twin.outcome, twin.child = outcome, None
 
+        landed = Landed(stored=False, ours=True)
         if self.stored or permit is not None:
-            await offload(lambda: self.drive.settled(self, call, permit, told, None, apply), must_end=True)
-        else:
-            apply(call)
+            landed = await offload(
+                lambda: self.drive.settled(self, call, permit, told, None, apply), must_end=True
+            )
+        self.drive.land(self, call, apply, landed)
 
     def final(self) -> Event:
         """Return the last event of a run that has ended."""
-        output = {"text": self.text, "toolResults": self.history.results(), "usage": self.run.usage}
+        output = {
+            "text": self.text, "toolCalls": self.clients, "toolResults": self.history.results(),
+            "usage": self.run.usage,
+        }
         return events.step_finished(self.run, "finish", self.reason, list(self.history.messages), output)

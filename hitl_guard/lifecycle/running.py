@@ -98,7 +98,7 @@ def _start(permit: Permit, tool: Callable[[Permit], Any], effect: str, settle: S
     try:
         with _current(permit):
             result = tool(permit)
-        _check_result(result)
+        check_result(result)
     except BaseException as error:
         _record(settle, permit, outcome_of(error, effect), error)
         raise
@@ -107,7 +107,7 @@ def _start(permit: Permit, tool: Callable[[Permit], Any], effect: str, settle: S
     return result
 
 
-def _check_result(result: object) -> None:
+def check_result(result: object) -> None:
     """Raise `ConfigurationError` for a generator: its body has not run, and would run after the outcome is recorded."""
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise ConfigurationError("The tool returned a generator; let it return its result itself.")
@@ -164,7 +164,7 @@ async def run_free(permit: Permit, work: Callable[[Permit], Awaitable[Any]]) -> 
     take(permit)
     with _current(permit):
         result = await work(permit)
-    _check_result(result)
+    check_result(result)
     return result
 
 
@@ -172,7 +172,7 @@ async def _awaited(permit: Permit, work: Awaitable[Any], effect: str, settle: Se
     try:
         with _current(permit):
             result = await work
-        _check_result(result)
+        check_result(result)
     except GeneratorExit as error:  # the loop is gone, so nothing can be awaited any more
         _record(settle, permit, outcome_of(error, effect), error)
         raise

@@ -43,12 +43,10 @@ def settle(
     if permit.request_id is None and alongside is None:
         return
     tenant, version = permit.scope.tenant, permit.version + 1
-    body = audit.body(claim=permit.claim_id, detail=detail, request=permit.record_digest)
     for _ in range(ROUNDS):
         steps: list[Step] = [] if alongside is None else list(alongside())
         if permit.request_id is not None:
-            draft = Draft(f"call:{outcome}", tenant, desk.store.now(), body, permit.request_id, version)
-            steps.append(Append(draft, previous_mac=permit.last, unlist=outcome not in ("in_doubt", "suspended")))
+            steps.append(receipt(permit, outcome, detail, desk.store.now()))
         if not steps or desk.store.write(steps, desk.sealer) is not None:
             return
         # Nothing was written: another outcome was faster, or (another change of what stands alongside, or a deadlock
@@ -59,6 +57,15 @@ def settle(
         if any((event.version or 0) >= version for event in stored):
             raise ConsumedError("This call's outcome was recorded before; it stays as it is.", detail="settled")
     raise busy()
+
+
+def receipt(permit: Permit, outcome: str, detail: str | None, now: int) -> Append:
+    """Return the step that records the outcome of a claimed call, by the claim's holder."""
+    body = audit.body(claim=permit.claim_id, detail=detail, request=permit.record_digest)
+    draft = Draft(
+        f"call:{outcome}", permit.scope.tenant, now, body, permit.request_id, permit.version + 1
+    )
+    return Append(draft, previous_mac=permit.last, unlist=outcome not in ("in_doubt", "suspended"))
 
 
 def resolve(

@@ -45,6 +45,10 @@ class Connections:
         """Borrow a writer's connection from `writers`."""
         return self._borrow(self.writers)
 
+    def reader_idle(self) -> bool:
+        """Whether a reader's connection is open and lent to nobody right now."""
+        return self._readers.idle()
+
     def read(self, work: Callable[[Any], _T]) -> _T:
         """Return what ``work`` reads on a driver's connection, outside any transaction."""
         lease = self._borrow(self._readers)

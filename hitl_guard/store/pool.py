@@ -52,6 +52,10 @@ class Pool:
         self._left: list[Chain] = []
         self._generation = 0
 
+    def idle(self) -> bool:
+        """Whether a connection is open and lent to nobody right now."""
+        return bool(self._idle)
+
     def borrow(self) -> Lease:
         """Lend a connection; hand it to `give_back` or `discard` afterwards, exactly once.
 

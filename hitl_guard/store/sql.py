@@ -43,8 +43,9 @@ class SQLStore:
 
     @property
     def reads_at_once(self) -> bool:
-        """Whether a read waits for nobody: SQLite reads a file's pages, and in WAL mode no writer stops it."""
-        return self._dialect.name == "sqlite"
+        """Whether a read waits for nobody: SQLite reads a file's pages, in WAL mode no writer stops it, and a reader's
+        connection is idle."""
+        return self._dialect.name == "sqlite" and self._connections.reader_idle()
 
     def __repr__(self) -> str:
         return f"<SQLStore {self._dialect.name}>"

@@ -271,7 +271,7 @@ class Play:
         same, self.run_id = self.run_id == ours.run_id, ours.run_id
         names = {re.sub("_(.)", lambda found: found[1].upper(), field.name) for field in fields(ours)}
         await self.shows(
-            outputKeys=lambda wanted: wanted if names - {"pauses", "status"} <= {*wanted} else names,
+            outputKeys=lambda wanted: wanted if names - {"clientCalls", "pauses", "status"} <= {*wanted} else names,
             finishReason=ours.finish_reason, resumeSchema=ours.resume_schema, runId=ours.run_id, runIdSame=same,
             steps=ours.steps, suspendPayload=ours.suspend_payload, text=ours.text,
             toolCalls=[event_of(event) for event in ours.tool_calls],

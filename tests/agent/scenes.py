@@ -102,6 +102,7 @@ def check(stage: Stage, agent: Agent, scene: str, events: list[list[str]]) -> No
     model: Any = agent.model if not agent._sub_agents else next(iter(agent._sub_agents.values())).model
     told = [text for _, text in results(model.calls[-1] if model.calls else [])]
     starts = [given for name, given in stage.ran if given is not None]
+    assert told or not SCENES[scene][1]  # a run that was on record when it was disturbed is not lost
     types = [kind for one_ in events for kind in one_]
     assert stage.stored() == 0
     assert scene.endswith("thread") or segments(stage) == []

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from hitl_guard.agent import Agent, Tool, classifier_policy, gate
+from hitl_guard import Policy
+from hitl_guard.agent import Agent, Tool, classifier_policy
 from hitl_guard.policy.code import CallInfo, code_policy
 from tests.support import document
 
@@ -175,9 +176,9 @@ FAULTS: dict[str, Callable[[CallInfo], Any]] = {
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_m23_a_function_that_fails_or_answers_anything_else_asks_a_person(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, fault: str, where: str
+    stage: Stage, fault: str, where: str
 ) -> None:
-    monkeypatch.setattr(gate, "TIMEOUT_S", 0.01)
+    stage = Stage(stage.store, policy=Policy(tool_approval="not-applicable", timeout_s=0.01))
 
     agent, paused = await begun(stage, FAULTS[fault], DELETE, "done", where=where)
 

@@ -103,7 +103,7 @@ async def test_m02_the_snapshot_holds_what_resuming_needs_and_nothing_else(stage
     assert stored.keys() == {"created_at", "format", "options", "owner", "root", "said", "since", "suspended_at"}
     assert (stored["said"], stored["since"]) == ([], {paused.pauses[0]["approvalId"]: 1})
     assert stored["options"] == {
-        "hooks": False, "max_steps": 50, "require_approval": False, "settings": {"temperature": 0},
+        "hooks": False, "lost": False, "max_steps": 50, "require_approval": False, "settings": {"temperature": 0},
     }
     assert stored["owner"]["context"] == {"shop": "north"}
     assert stored["root"].keys() == {

@@ -99,10 +99,10 @@ async def test_m62_a_decision_is_a_real_boolean(stage: Stage, approved: Any) -> 
     agent = gated(stage, DELETE, "done")
     await agent.generate("go", user="ana", thread_id="t")
 
-    with pytest.raises(AgentError) as refused:
+    with pytest.raises(DecisionError) as refused:
         await sent(agent, approved)
 
-    assert (refused.value.code, stage.ran, stage.stored()) == ("invalid-resume-data", [], 1)
+    assert (refused.value.code, stage.ran, stage.stored()) == ("invalid-approval", [], 1)
 
 
 async def test_m62_the_runs_user_does_not_approve_his_own_call(stage: Stage) -> None:

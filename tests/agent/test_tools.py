@@ -7,8 +7,9 @@ import functools
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
@@ -154,8 +155,14 @@ def test_what_asks_for_consent_is_never_resumed_by_a_message(schema: Any) -> Non
 
 
 def test_m53_a_tool_with_a_data_bearing_answer_may_opt_in_to_auto_resume() -> None:
-    assert Tool("book", resume_schema=Answer, auto_resume=True).auto_resume
-    assert not Tool("book", resume_schema=Answer).auto_resume
+    assert Tool("book", resume_schema=SCHEMA, auto_resume=True).auto_resume
+    assert not Tool("book", resume_schema=SCHEMA).auto_resume
+
+
+def test_m53_a_yes_or_no_is_never_derived_from_a_message() -> None:
+    for schema in ({"type": "boolean"}, {"properties": {"confirm": {"type": ["boolean", "null"]}}, "type": "object"}):
+        with pytest.raises(ConfigurationError):
+            Tool("book", resume_schema=schema, auto_resume=True)
 
 
 # -- what others are told --------------------------------------------------------------------------------------------
@@ -361,10 +368,46 @@ def test_a_decorated_function_becomes_a_tool() -> None:
         return f"{order}: {amount}"
 
     assert refund.definition == ToolDefinition("refund", "Pay an order back.", {
-        "additionalProperties": False, "required": ["order"], "type": "object",
-        "properties": {"order": {"type": "string"}, "amount": {"type": "number", "default": 1.5}},
+        "additionalProperties": False, "required": ["order"], "title": "refund", "type": "object",
+        "properties": {
+            "order": {"title": "Order", "type": "string"},
+            "amount": {"default": 1.5, "title": "Amount", "type": "number"},
+        },
     })
     assert not refund.is_client
+
+
+async def test_a_decorated_function_gets_what_its_annotations_say() -> None:
+    @tool
+    def plan(
+        day: date, kind: Literal["a", "b"], sizes: list[int], count: Annotated[int, Field(ge=0)] = 0,
+        note: str | None = None, of: Refund | None = None,
+    ) -> Any:
+        return day, kind, sizes, count, note, of
+
+    given = {"day": "2026-05-01", "kind": "a", "sizes": [1, 2], "of": {"order": "A", "amount": 2}}
+    got = await plan.start(plan.checked_input(given), context())
+
+    assert got[:5] == (date(2026, 5, 1), "a", [1, 2], 0, None)
+    assert type(got[5]) is Refund
+    for wrong in ({"kind": "c"}, {"sizes": ["x"]}, {"count": -1}, {"day": 5}, {"more": 1}):
+        with pytest.raises(CanonicalizationError):
+            plan.checked_input(given | wrong)
+
+
+def test_a_lambda_needs_a_name() -> None:
+    with pytest.raises(ConfigurationError):
+        tool(lambda order: order)
+
+    assert tool(lambda order: order, name="look").name == "look"
+
+
+def test_a_parameter_without_a_schema_is_a_configuration_error() -> None:
+    def odd(given: Unknowable) -> None:
+        """Take something that has no schema."""
+
+    with pytest.raises(ConfigurationError):
+        tool(odd)
 
 
 async def test_a_decorated_function_gets_its_arguments_by_name_and_the_context_unseen_by_the_model() -> None:
@@ -393,7 +436,7 @@ async def test_a_decorated_function_without_context_gets_none() -> None:
 async def test_the_decorator_takes_the_other_settings() -> None:
     @tool(
         name="pay", description="Pays.", input_schema=Refund, effect="idempotent", require_approval=True,
-        resume_schema=Answer, auto_resume=True,
+        resume_schema=SCHEMA, auto_resume=True,
     )
     def refund(order: str, amount: float) -> Any:
         return order, amount
