@@ -2,8 +2,8 @@
 
 The floor is the same loop of 1,000 turns, with the same model and tool, whose calls get their permit without the guard:
 their arguments are only compared with the tool's schema, as any loop does. (There is no public way to leave the guard
-out, so the floor reaches inside.) One row for a loop that keeps its
-conversation in the store, one for a loop that keeps nothing and whose model answers at once.
+out, so the floor reaches inside.) One row for a loop that keeps its conversation in the store, as a server does; one for a
+loop that keeps nothing and whose model answers at once: there the checks of a call are most of what is left to measure.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def rows() -> list[Row]:
         store.setup()
         guard = Guard(policy="not-applicable", keyring=UnsafeKeyring(), store=store)
         return [
-            _row("agent, 1,000 turns, conversation kept vs no guard", guard, memory=True),
-            _row("agent, 1,000 turns, nothing kept vs no guard", guard, memory=False),
+            _row("agent, 1,000 turns, conversation kept vs no guard", guard, memory=True, hold=1.3),
+            _row("agent, 1,000 turns, nothing kept vs no guard", guard, memory=False, hold=2.0),
         ]
 
 
-def _row(name: str, guard: Guard, *, memory: bool) -> Row:
+def _row(name: str, guard: Guard, *, memory: bool, hold: float) -> Row:
     loop = asyncio.new_event_loop()
     threads = iter(range(10_000))
 
@@ -63,7 +63,7 @@ def _row(name: str, guard: Guard, *, memory: bool) -> Row:
         times = medians({"guarded": run, "bare": unguarded}, rounds=9, repeats=1)
     finally:
         loop.close()
-    return at_most(name, times["guarded"] / TURNS, times["bare"] / TURNS, 1.3)
+    return at_most(name, times["guarded"] / TURNS, times["bare"] / TURNS, hold)
 
 
 def _open(gate: Gate, call: Call, asked: ToolCall, tool: Tool) -> Permit:

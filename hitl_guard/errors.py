@@ -215,8 +215,8 @@ class DecisionError(HitlGuardError):
 class AgentError(HitlGuardError):
     """The built-in agent loop cannot do what was asked; nothing changed.
 
-    ``code``: ``run-not-found``, ``call-not-suspended``, ``call-ambiguous``, ``run-busy``, ``invalid-resume-data``,
-    ``invalid-page`` or ``run-too-deep``.
+    ``code``: ``run-not-found``, ``call-not-suspended``, ``call-ambiguous``, ``run-busy``, ``invalid-resume-data`` or
+    ``invalid-page``.
     """
 
     default_code = "run-not-found"

@@ -26,6 +26,7 @@ from .hooks import Hooks
 from .leases import taken
 from .memory import Memory
 from .resuming import Resuming
+from .shapes import well_formed
 from .snapshots import Found, Snapshots, private_key, thread_key
 from .state import Options, Owner, Run
 from .stream import AgentResult, AgentStream
@@ -56,8 +57,13 @@ class Agent(Resuming, GuardedLoop):
         store: Where suspended runs and conversations live: the guard's own store, since a run and its requests are
             written together. Another one is refused.
         memory: True, or a `Memory`: conversations (``thread_id``) are kept and continued.
-        instructions: The system message. owner: The person the agent belongs to; he cannot approve its calls.
+        instructions: The system message.
+        description: What a supervisor's model is told about this agent.
+        owner: The person the agent belongs to; he cannot approve its calls.
         require_tool_approval: True, or a function ``(info: CallInfo) -> bool``, for every call of this agent.
+        hooks: Functions around each run of a tool (`Hooks`).
+        settings: Handed to the model. They are stored with a run that waits: no place for secrets.
+        max_steps: The most calls of the model in one run.
         policies: Declared function policies (`hitl_guard.code_policy`) that requests use: with them a run that is
             resumed here goes on under its own.
         auto_resume_suspended_tools: Whether a user's next message may answer a suspension (see `auto`).
@@ -85,10 +91,14 @@ class Agent(Resuming, GuardedLoop):
         _check(isinstance(memory, (bool, Memory)), "'memory' is True, False or a Memory.")
         _check(hooks is None or isinstance(hooks, Hooks), "'hooks' must be Hooks, or left out.")
         _check(type(max_steps) is int and max_steps > 0, "'max_steps' must be a positive integer.")
+        _check(type(auto_resume_suspended_tools) is bool, "'auto_resume_suspended_tools' is True or False.")
+        _check(instructions is None or _is_text(instructions), "'instructions' must be a text, or left out.")
+        _check(_is_text(description), "'description' must be a text.")
+        check_optional("owner", owner)
         check_require_approval(require_tool_approval, parameters=1)
         self.model = model
         self._policies: dict[str, CodePolicy] = {}
-        for policy in policies:
+        for policy in _all_of("policies", policies):
             _check(isinstance(policy, CodePolicy), "'policies' are made with hitl_guard.code_policy().")
             self._policies[f"{policy.name}@{policy.version}"] = policy
         self.memory = (Memory() if memory else None) if isinstance(memory, bool) else memory
@@ -102,11 +112,11 @@ class Agent(Resuming, GuardedLoop):
         self.snapshots = Snapshots(self.guard._desk)
         self._instructions = [] if instructions is None else [{"content": instructions, "role": "system"}]
         self._sub_agents: dict[str, Agent] = {}
-        for sub in agents:
+        for sub in _all_of("agents", agents):
             _check(isinstance(sub, Agent), "'agents' are Agent objects.")
             _check(f"agent-{sub.id}" not in self._sub_agents, f"Two sub-agents are named '{sub.id}'.")
             self._sub_agents[f"agent-{sub.id}"] = sub
-        self.tools = [one if isinstance(one, Tool) else as_tool(one) for one in tools]
+        self.tools = [one if isinstance(one, Tool) else as_tool(one) for one in _all_of("tools", tools)]
         self._tools = self._named()
         self.guard._desk.know(self._tools)
         self._warm: dict[str, tuple[RequireApproval, Hooks | None]] = {}
@@ -145,18 +155,30 @@ class Agent(Resuming, GuardedLoop):
         """Start a run; return its events. Nothing happens before they are read.
 
         Args:
-            user: Who the agent works for, as your authenticator says. He owns the run and cannot approve its calls.
-            run_id: A new, unique id; made when omitted. thread_id: The conversation to continue (needs ``memory``).
-            resource_id: Whose conversation it is; the user's id when omitted.
-            request_context: JSON data for policies, hooks and tools; kept with a suspended run.
+            messages: A text of the user, or chat messages.
+            user: Who the agent works for, as your login says. He owns the run and cannot approve its calls.
+            tenant: The user's tenant.
+            run_id: A new, unique id of at most 64 characters; made when omitted.
+            thread_id: The conversation to continue (needs ``memory``).
+            resource_id: Whose conversation it is, as your login says: whoever names it reads it and adds to it. The
+                user's id when omitted.
+            request_context: JSON data for policies, hooks and tools; kept with a run that waits.
             require_tool_approval: True, or a function, for every call of this request, sub-agents' too. A function
                 cannot be stored: in another process every later call needs approval, unless it is declared with
-                `hitl_guard.code_policy` and the agent there has the same one.
+                `hitl_guard.code_policy` and the agent there has the same one in ``policies``.
+            hooks: In place of the agent's own, for this request.
+            max_steps: In place of the agent's own.
+            settings: Added to the agent's own.
+            auto_resume_suspended_tools: In place of the agent's own; never for a request with gates of its own.
         """
         person = user if isinstance(user, Principal) else Principal(user, tenant=tenant)
         _check(person.tenant == tenant, "User and run are of different tenants: give 'tenant' the user's.")
         _check(hooks is None or isinstance(hooks, Hooks), "'hooks' must be Hooks, or left out.")
         _check(max_steps is None or (type(max_steps) is int and max_steps > 0), "'max_steps' is a positive integer.")
+        _check(
+            auto_resume_suspended_tools is None or type(auto_resume_suspended_tools) is bool,
+            "'auto_resume_suspended_tools' is True or False.",
+        )
         _check(thread_id is None or self.memory is not None, "A thread needs an agent with memory=True.")
         check_optional("thread_id", thread_id)
         check_optional("resource_id", resource_id)
@@ -254,7 +276,7 @@ class Agent(Resuming, GuardedLoop):
 
     def instructions(self) -> list[dict[str, Any]]:
         """Return the system message, if there is one."""
-        return list(self._instructions)
+        return [dict(one) for one in self._instructions]
 
     def principal(self, tenant: str, around: Sequence[Agent] = ()) -> Principal:
         """Return the agent as somebody who asks; nobody behind the agents it works for may approve that either."""
@@ -331,6 +353,17 @@ def _storable(require: RequireApproval) -> bool | str:
     if isinstance(require, CodePolicy):
         return f"{require.name}@{require.version}"
     return True if callable(require) else require
+
+
+def _all_of(name: str, given: Iterable[Any]) -> list[Any]:
+    try:
+        return list(given)
+    except TypeError as error:
+        raise ConfigurationError(f"'{name}' is a list.") from error
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and well_formed(value) == value
 
 
 def _check(fine: bool, message: str) -> None:

@@ -17,6 +17,7 @@ from ..lifecycle.threads import offload
 from . import runs, sessions
 from .events import Events
 from .sessions import Answer
+from .shapes import copied
 from .state import Owner
 from .tools import Tool
 from .turns import Turn, deltas
@@ -102,8 +103,8 @@ async def _derived(agent: Agent, tool: Tool, question: Any, message: dict[str, A
     shown = {"content": json.dumps({"question": question, "tool": tool.name}), "role": "user"}
     turn = None
     async with aclosing(deltas(
-        agent.model, [{"content": asked, "role": "system"}, shown, message],
-        [{"function": told, "type": "function"}], dict(agent.settings),
+        agent.model, [{"content": asked, "role": "system"}, shown, copied(message)],
+        [{"function": told, "type": "function"}], copied(agent.settings),
     )) as parts:
         async for part in parts:
             turn = part if isinstance(part, Turn) else turn

@@ -17,6 +17,7 @@ from ..errors import CanonicalizationError, ConfigurationError, InvalidSignature
 from ..lifecycle.ask import stored_bytes
 from ..rows import Segment
 from ..store.base import AddSegment, Step, Store
+from .shapes import copied
 from .state import Call, Run
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -33,7 +34,8 @@ class History:
 
     def __init__(self, before: Iterable[dict[str, Any]] = ()) -> None:
         self.messages: list[dict[str, Any]] = list(before)
-        self.chat = [_for_model(message) for message in self.messages]
+        # What a model's adapter does to what it gets reaches neither the store nor what the run looks at.
+        self.chat = [copied(_for_model(message)) for message in self.messages]
         self.unsaved: list[dict[str, Any]] = []
         self._before = len(self.messages)
         self.seen: Counter[str] = Counter()
@@ -42,7 +44,7 @@ class History:
         """Append messages of this run."""
         for message in messages:
             self.messages.append(message)
-            self.chat.append(_for_model(message))
+            self.chat.append(copied(_for_model(message)))
             if message["role"] == "assistant":
                 self.seen.update(_ids(message.get("tool_calls")))
         if not saved:
@@ -151,9 +153,14 @@ def _messages(segment: Segment) -> list[dict[str, Any]]:
         found = decode(segment.body)
     except CanonicalizationError as error:
         raise unreadable from error
-    if not isinstance(found, list) or not all(isinstance(one, dict) and one.get("role") in _ROLES for one in found):
+    if not isinstance(found, list) or not all(map(_is_message, found)):
         raise unreadable
     return found
+
+
+def _is_message(given: object) -> bool:
+    role = given.get("role") if isinstance(given, Mapping) else None
+    return isinstance(role, str) and role in _ROLES
 
 
 def _skipped(messages: list[dict[str, Any]], count: int) -> int:
@@ -177,12 +184,10 @@ def given(messages: object) -> list[dict[str, Any]]:
     """
     if isinstance(messages, str):
         messages = [{"content": messages, "role": "user"}]
-    if not isinstance(messages, (list, tuple)) or not all(
-        isinstance(one, Mapping) and one.get("role") in _ROLES for one in messages
-    ):
+    if not isinstance(messages, (list, tuple)) or not all(map(_is_message, messages)):
         raise ConfigurationError("Messages are a text, or a list of chat messages with 'role' and 'content'.")
-    copied: list[dict[str, Any]] = decode(stored_bytes([dict(one) for one in messages]))
-    return [_for_model(message) for message in copied]
+    plain: list[dict[str, Any]] = decode(stored_bytes([dict(one) for one in messages]))
+    return [_for_model(message) for message in plain]
 
 
 def of_turn(run: Run) -> list[dict[str, Any]]:

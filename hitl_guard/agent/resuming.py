@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..errors import ConfigurationError, DecisionError
 from ..guard import Guard
 from ..lifecycle.threads import offload
-from ..models import Principal, check_text
+from ..models import Principal, check_optional, check_text
 from . import history, network, runs, sessions
 from .sessions import Answer
 from .snapshots import thread_key
@@ -40,15 +40,20 @@ class Resuming:
         Args:
             tool_call_id: A tool-call id, or the pause's own id (``approvalId``, ``suspensionId``); the most recent
                 pause of the run when omitted.
-            approver: Who decides, as your authenticator says. A tool's own question is answered so by the run's user
-                alone (the tool gets ``{"approved": True}``). fingerprint: The one that was shown; the stored one when
-                omitted. arguments: Approve these instead (see `hitl_guard.Guard.decide`).
+            approver: Who decides, as your login says. A tool's own question is answered so by the run's user alone (the
+                tool gets ``{"approved": True}``).
+            fingerprint: The one that was shown: then nothing else can be meant. The stored one when omitted.
+            reason: Kept with the decision.
+            arguments: Approve these instead (see `hitl_guard.Guard.decide`).
+            channel: Where the decision came from.
 
-        Raises (when read):
-            AgentError: there is no such pause. DecisionError: the decision was not accepted; ``code`` says why.
+        Raises:
+            DecisionError: nobody is named; or, when read, the decision was not accepted (``code`` says why).
+            AgentError: when read: there is no such pause, or another process is at it.
         """
         return self._answered(run_id, Answer(
-            tool_call_id, tenant_of(approver), approver, True, reason, fingerprint, arguments, channel,
+            tool_call_id=tool_call_id, tenant=tenant_of(approver), approver=approver, approve=True, reason=reason,
+            fingerprint=fingerprint, arguments=arguments, channel=channel,
         ))
 
     def decline_tool_call(
@@ -57,7 +62,8 @@ class Resuming:
     ) -> AgentStream:
         """Decline a call that waits and go on: the tool never runs, the model gets the reason."""
         return self._answered(run_id, Answer(
-            tool_call_id, tenant_of(approver), approver, False, reason, fingerprint, None, channel,
+            tool_call_id=tool_call_id, tenant=tenant_of(approver), approver=approver, approve=False, reason=reason,
+            fingerprint=fingerprint, channel=channel,
         ))
 
     def resume_stream(
@@ -111,6 +117,8 @@ class Resuming:
         Args:
             from_date, to_date: When the run began. per_page, page: Only together; pages count from 0.
         """
+        check_optional("thread_id", thread_id)
+        check_optional("resource_id", resource_id)
         return await offload(lambda: runs.listed(
             self._agent, user=name_of(user, tenant), tenant=tenant, thread_id=thread_id, resource_id=resource_id,
             from_date=from_date, to_date=to_date, per_page=per_page, page=page,
@@ -119,8 +127,12 @@ class Resuming:
     async def send_tool_approval(
         self, *, thread_id: str, user: str | Principal, approved: bool, approver: Principal,
         tool_call_id: str | None = None, resource_id: str | None = None, reason: str | None = None,
+        fingerprint: str | None = None,
     ) -> dict[str, Any]:
         """Decide a call by its conversation, and go on with the run to its next pause or end.
+
+        Args:
+            fingerprint: The one that was shown: then nothing else can be meant. The stored one when omitted.
 
         Returns:
             ``{"accepted": True, "run_id", "tool_call_id", "result": AgentResult}``.
@@ -131,20 +143,28 @@ class Resuming:
         if type(approved) is not bool:
             raise DecisionError("The decision was not accepted: 'approved' must be true or false.", detail="malformed")
         found = await self.list_suspended_runs(
-            user=user, tenant=tenant_of(approver), thread_id=thread_id, resource_id=resource_id
+            user=user, tenant=tenant_of(approver), thread_id=check_text("thread_id", thread_id), resource_id=resource_id
         )
         run, call = runs.meant(found.runs, tool_call_id)
         result = await self._answered(run.run_id, Answer(
-            call.pause_id, approver.tenant, approver, approved, reason, user=name_of(user, approver.tenant),
+            tool_call_id=call.pause_id, tenant=approver.tenant, approver=approver, approve=approved, reason=reason,
+            fingerprint=fingerprint, user=name_of(user, approver.tenant),
         ))
         return {"accepted": True, "result": result, "run_id": run.run_id, "tool_call_id": call.tool_call_id}
 
     async def recall(
         self, thread_id: str, *, user: str | Principal, tenant: str = "default", resource_id: str | None = None
     ) -> list[dict[str, Any]]:
-        """Return a conversation's messages in the chat format, with ``state`` and ``approval`` beside tool results."""
+        """Return a conversation's messages in the chat format, with ``state`` and ``approval`` beside tool results.
+
+        Args:
+            resource_id: Whose conversation it is, as your login says: whoever names it reads it. The user's id when
+                omitted.
+        """
         owner = name_of(user, tenant)
-        thread = thread_key(tenant, resource_id or owner, thread_id)
+        check_text("thread_id", thread_id)
+        check_optional("resource_id", resource_id)
+        thread = thread_key(tenant, owner if resource_id is None else resource_id, thread_id)
         return await offload(lambda: history.recalled(self.guard._desk.store, thread))
 
     # -- networks ------------------------------------------------------------------------------------------------
@@ -166,8 +186,9 @@ def name_of(user: str | Principal, tenant: str) -> str:
     """Return a user's id.
 
     Raises:
-        ConfigurationError: there is none, or the principal is of another tenant.
+        ConfigurationError: there is none, or no tenant, or the principal is of another tenant.
     """
+    check_text("tenant", tenant)
     if not isinstance(user, Principal):
         return check_text("user", user)
     if user.tenant != tenant:

@@ -26,6 +26,7 @@ class PendingCall:
         tool_call_id, tool_name, args: As the events say it: for a call inside a sub-agent the delegation's id.
         requires_approval: True: approve or decline it. False: resume it with data.
         pause_id: The request's or the suspension's own id; it names this call and no other.
+        fingerprint: Of an approval: stands for tool and arguments; hand it back with the decision.
         suspend_payload: What the tool suspended itself with.
     """
 
@@ -36,6 +37,7 @@ class PendingCall:
     pause_id: str
     suspend_payload: Any = field(default=None, repr=False)
     resume_schema: str | None = field(default=None, repr=False)
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +145,9 @@ def _calls(agent: Agent, ways: list[Way]) -> list[PendingCall]:
             tool_call_id=told["toolCallId"], tool_name=told["toolName"], args=told["args"],
             requires_approval="suspendPayload" not in told, pause_id=way[-1][1].pause_id or "",
             suspend_payload=told.get("suspendPayload"), resume_schema=told["resumeSchema"],
+            fingerprint=None if "suspendPayload" in told else way[-1][1].fingerprint,
         ))
     return calls
-
-
 
 
 def meant(found: tuple[SuspendedRun, ...], tool_call_id: str | None) -> tuple[SuspendedRun, PendingCall]:

@@ -73,6 +73,8 @@ async def played(drive: Drive, stream: AgentStream) -> Events:
         yield events.event(drive.root.run, "error", error=told)
         raise failed.error from failed.__cause__
     except BaseException:
+        if not drive.saved:
+            drive.root.agent.forget(drive.root.run)  # as far as is known, it is stored nowhere
         await drive.release()
         raise
     finally:
@@ -203,7 +205,7 @@ def picked(snapshot: Snapshot, tool_call_id: str | None) -> Way:
             raise not_suspended("")
         return waiting[-1]
     exact = [way for way in waiting if way[-1][1].pause_id == tool_call_id]
-    named = exact or [way for way in waiting if tool_call_id in {call.id for _, call in way}]
+    named = exact or [way for way in waiting if tool_call_id in [call.id for _, call in way]]
     if not named:
         raise not_suspended(tool_call_id)
     if len(named) > 1:

@@ -17,7 +17,7 @@ from .delegation import delegate, inside
 from .drive import Drive, Landed
 from .events import Event, Events
 from .history import History, of_turn, restored
-from .shapes import well_formed
+from .shapes import copied, well_formed
 from .state import Call, Outcome, Run
 from .tools import Tool
 from .turns import Proposed, Turn, deltas, merge_usage
@@ -180,7 +180,7 @@ class Node:
     async def _modelled(self) -> AsyncGenerator[str | Turn, None]:
         """Call the model; whatever it raises is its own failure, and told apart from everything else."""
         messages = [*self.agent.instructions(), *self.history.chat]
-        settings = dict(self.drive.options.settings)
+        settings = copied(self.drive.options.settings)
         try:
             async with aclosing(deltas(self.agent.model, messages, self.agent.chat(), settings)) as parts:
                 async for part in parts:

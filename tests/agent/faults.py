@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -180,8 +179,3 @@ class Failing:
             return answer
 
         return use
-
-
-def decoded(body: bytes) -> Any:
-    """Return what a stored body says."""
-    return json.loads(body)

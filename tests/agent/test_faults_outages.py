@@ -17,7 +17,7 @@ from tests.agent.faults import Failing, code_of, noticed
 from tests.agent.processes import one
 from tests.agent.scenes import SCENES, approve, check, histories, start, to_the_end
 from tests.agent.stage import Stage
-from tests.threats.faults import WHEN, install
+from tests.threats.faults import BEFORE, COMMIT_AFTER, WHEN, install
 
 MakeStage = Callable[..., Stage]
 READS = ("load", "load_run", "segments", "last_segments", "now")
@@ -55,7 +55,7 @@ async def survived(stage: Stage, scene: str, methods: tuple[str, ...], mode: str
 
 
 @pytest.mark.parametrize("scene", SCENES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["refused", "reply-lost"])
 async def test_f04_whichever_commit_fails_nothing_runs_twice_or_off_the_record_and_the_run_ends(
     make_brief: Callable[[], Stage], mode: str, scene: str
 ) -> None:
@@ -68,15 +68,28 @@ async def test_f04_whichever_commit_fails_nothing_runs_twice_or_off_the_record_a
 
 
 @pytest.mark.parametrize("scene", SCENES)
-async def test_f07_whichever_reading_fails_nothing_runs_twice_or_off_the_record_and_the_run_ends(
-    make_brief: Callable[[], Stage], scene: str
+async def test_f04_from_whichever_commit_on_the_store_is_down_the_run_goes_on_when_it_is_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, scene: str
 ) -> None:
-    stage = make_brief()
+    brief = Stage(stage.store, settings=Settings(run_within=1))
+    monkeypatch.setattr(claim, "_start_by", lambda desk: None)
 
-    readings = await survived(stage, scene, READS, "refused")
+    commits = await survived(brief, scene, ("write",), "down")
+
+    assert commits >= SCENES[scene][3]
+
+
+@pytest.mark.parametrize("scene", SCENES)
+async def test_f07_whichever_reading_fails_nothing_runs_twice_or_off_the_record_and_the_run_ends(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, scene: str
+) -> None:
+    brief = Stage(stage.store, settings=Settings(run_within=1))
+    monkeypatch.setattr(claim, "_start_by", lambda desk: None)
+
+    readings = await survived(brief, scene, READS, "refused")
 
     assert readings >= 3
-    assert not verify(stage.guard._desk).findings
+    assert not verify(brief.guard._desk).findings
 
 
 async def test_f04_a_check_of_outages_notices_a_tool_that_runs_off_the_record(
@@ -90,9 +103,10 @@ async def test_f04_a_check_of_outages_notices_a_tool_that_runs_off_the_record(
     await noticed(survived(make_brief(), "approve", ("write",), "refused"))
 
 
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(
+    ("when", "stays_down"), [*((when, False) for when in WHEN), (BEFORE, True), (COMMIT_AFTER, True)],
+)
 @pytest.mark.parametrize("statement", ["ask", "decide", "claim", "settle"])
-@pytest.mark.parametrize("stays_down", [False, True], ids=["once", "for-long"])
 async def test_f08_a_connection_that_breaks_at_a_commit_leaves_a_run_that_goes_on(
     make_brief: Callable[[], Stage], monkeypatch: pytest.MonkeyPatch, statement: str, when: str, stays_down: bool
 ) -> None:

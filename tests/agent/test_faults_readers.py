@@ -18,10 +18,11 @@ from hitl_guard.lifecycle import claim
 from hitl_guard.lifecycle.desk import new_id
 from hitl_guard.lifecycle.ledger import verify
 from hitl_guard.lifecycle.settings import Settings
-from tests.agent.faults import noticed, results, segments
+from tests.agent.faults import ONE, Script, noticed, results, segments
 from tests.agent.processes import inner, pair
 from tests.agent.scenes import SCENES, check, go_on, histories, start, to_the_end
 from tests.agent.stage import Stage, read
+from tests.support import BOB
 from tests.threats.gates import LIMIT_S
 
 MakeStage = Callable[..., Stage]
@@ -130,12 +131,22 @@ async def disturbed(stage: Stage, scene: str, way: str) -> int:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["closed", "cancelled"])
 async def test_f13_wherever_a_reader_stops_the_run_can_go_on_at_once_and_nothing_runs_twice(
     make_stage: MakeStage, way: str, scene: str
 ) -> None:
-    stage = make_stage()
+    await goes_on_at_once(make_stage(), way, scene)
 
+
+@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("way", ["dropped", "cancelled-after"])
+async def test_f13_wherever_a_reader_is_lost_the_run_can_go_on_at_once_and_nothing_runs_twice(
+    stage: Stage, way: str, scene: str
+) -> None:
+    await goes_on_at_once(stage, way, scene)
+
+
+async def goes_on_at_once(stage: Stage, way: str, scene: str) -> None:
     places = await disturbed(stage, scene, way)
 
     assert places >= 2
@@ -191,3 +202,45 @@ def test_f13_a_loop_that_shuts_down_in_the_middle_of_a_run_loses_nothing(
         model: Any = agent.model
         assert last == "finish" or len(results(model.calls[-1])) == len(made)
     assert at > 10
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_f13_a_tool_that_runs_while_its_reader_is_cancelled_is_on_record_and_runs_once(
+    make_stage: MakeStage, kind: str
+) -> None:
+    """A function in a thread runs to its end, and its result is kept; nobody knows how far a coroutine came."""
+    stage = make_stage()
+    begun, end = threading.Event(), threading.Event()
+
+    def in_a_thread(given: Any) -> Any:
+        stage.ran.append(("delete", given))
+        begun.set()
+        end.wait(LIMIT_S)
+        return {"ok": True}
+
+    async def in_the_loop(given: Any) -> Any:
+        stage.ran.append(("delete", given))
+        begun.set()
+        await asyncio.Event().wait()
+
+    model = Script([ONE], "done")
+    tool = stage.tool(require_approval=True, execute=in_a_thread if kind == "sync" else in_the_loop)
+    agent = Agent("shop", model=model, tools=[tool], guard=stage.guard)
+    await start(agent, "r")
+    reading = asyncio.create_task(read(agent.approve_tool_call("r", approver=BOB)))
+    await asyncio.to_thread(begun.wait, LIMIT_S)
+
+    reading.cancel()
+    await asyncio.sleep(0)
+    end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    between = len(model.calls)
+    await go_on(agent, "r")
+
+    ending = "call:succeeded" if kind == "sync" else "call:in_doubt"
+    ((_, told),) = results(model.calls[-1])
+    assert (between, stage.ran) == (1, [("delete", {"id": "1"})])
+    assert list(histories(stage).values()) == [["request:approved", "grant:claimed", ending]]
+    assert (told == '{"ok":true}') == (kind == "sync")
+    assert stage.stored() == 0

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from hitl_guard.agent import Agent
+from hitl_guard.agent import Agent, sessions
 from hitl_guard.agent.drive import Drive
 from hitl_guard.agent.events import Event
-from hitl_guard.agent.snapshots import Found
+from hitl_guard.agent.snapshots import Found, run_key
+from hitl_guard.errors import StoreUnavailableError
+from hitl_guard.lifecycle import claim
 from tests.agent import processes
 from tests.agent.faults import (
     ONE,
@@ -88,6 +90,9 @@ async def test_f03_two_processes_that_run_two_calls_of_one_run_at_once_are_both_
         ))
         assert rivals[-1].hear() == "effect"
     assert [request.state for request in stage.guard.pending(states=["executing"])] == ["executing"] * 2
+    _, row = stage.store.load_run(run_key("default", run_id))
+    assert row is not None
+    assert row.version == 1
 
     for rival in rivals:
         rival.say("go")
@@ -255,6 +260,83 @@ async def test_f03_a_call_that_ran_beside_a_waiting_one_keeps_its_result(make_st
     assert stage.ran == [*before, ("delete", {"id": "1"})]
     assert [_id(event) for event in events if event["type"] == "tool-result"] == ["f1", "c1", "f2"]
     assert [call for call, _ in results(model.calls[-1])] == ["f1", "c1", "f2"]
+
+
+async def test_f03_a_call_that_cannot_start_now_stops_none_that_runs(
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store fails for one call while the other's tool is at work: that one ends as if nothing had happened."""
+    stage = make_stage()
+    failed, real = asyncio.Event(), claim.claim
+    loop = asyncio.get_running_loop()
+
+    def failing(desk: Any, bound: Any, *rest: Any) -> Any:
+        if bound.scope.call_id == "c2":
+            loop.call_soon_threadsafe(failed.set)
+            raise StoreUnavailableError("The database is gone.", detail="lost")
+        return real(desk, bound, *rest)
+
+    async def waiting(given: Any) -> Any:
+        await failed.wait()
+        stage.ran.append(("delete", given))
+        return {"ok": True}
+
+    model = Script([ONE, TWO], "done")
+    agent = Agent(
+        "shop", model=model, tools=[stage.tool(require_approval=True, execute=waiting)], guard=stage.guard
+    )
+    run_id = await paused(agent)
+    for request in stage.guard.pending():
+        stage.world.approve(request)
+    with monkeypatch.context() as patch:
+        patch.setattr(claim, "claim", failing)
+        code = await code_of(agent.continue_stream(run_id, user="ana").result())
+    first = list(stage.ran)
+
+    again = await agent.continue_stream(run_id, user="ana")
+
+    assert (code, first, again.status) == ("store-unavailable", RUNS[:1], "success")
+    assert stage.ran == RUNS
+    assert results(model.calls[-1]) == DONE
+    assert_over(stage)
+
+
+async def read_in_one_piece(stage: Stage) -> None:
+    """A run ends elsewhere after its state was read here, and before its conversation was."""
+    agent = two(stage)
+    await paused(agent, run_id="r")
+    await agent.approve_tool_call("r", "c1", approver=BOB)
+    real = stage.store.segments
+
+    def segments(*args: Any, **options: Any) -> Any:
+        vars(stage.store).pop("segments")
+        asyncio.run(agent.decline_tool_call("r", "c2", approver=CAROL).result())
+        return real(*args, **options)
+
+    vars(stage.store)["segments"] = segments
+
+    code = await code_of(agent.approve_tool_call("r", "c2", approver=BOB).result())
+
+    assert (code, stage.ran) == ("run-not-found", RUNS[:1])
+    assert_over(stage)
+
+
+async def test_f03_a_check_of_readings_notices_two_that_are_not_of_one_moment(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(agent: Agent, run_id: str, answer: Any) -> Any:
+        found = sessions.loaded(agent, run_id, answer.tenant, answer.user)
+        return found, agent.drive_of(found)
+
+    monkeypatch.setattr(sessions, "_opened", at_once)
+
+    await noticed(read_in_one_piece(stage))
+
+
+async def test_f03_a_run_that_ends_elsewhere_while_it_is_read_is_not_taken_for_a_damaged_one(
+    make_stage: MakeStage
+) -> None:
+    await read_in_one_piece(make_stage())
 
 
 async def test_f03_a_second_run_with_the_id_of_a_waiting_one_does_not_take_its_place(make_stage: MakeStage) -> None:

@@ -102,6 +102,7 @@ async def test_m58_a_run_is_listed_with_its_calls_and_what_each_of_them_waits_fo
     assert dataclasses.asdict(ask) == {
         "tool_call_id": "gated", "tool_name": "delete", "args": {"id": "7"}, "requires_approval": True,
         "suspend_payload": None, "resume_schema": APPROVAL_RESUME_SCHEMA, "pause_id": told["gated"]["approvalId"],
+        "fingerprint": told["gated"]["fingerprint"],
     }
     assert (question.tool_call_id, question.tool_name, question.suspend_payload, question.pause_id) == (
         "question", "weather", {"question": "Which city?"}, told["question"]["suspensionId"]
