@@ -2,8 +2,8 @@
 
 The floor is the same loop of 1,000 turns, with the same model and tool, whose calls get their permit without the guard:
 their arguments are only compared with the tool's schema, as any loop does. (There is no public way to leave the guard
-out, so the floor reaches inside.) One row for a loop that keeps its conversation in the store, as a server does; one for
-a loop that keeps nothing and whose model answers at once: there the checks of a call are most of what is measured.
+out, so the floor reaches inside.) One row for a loop that keeps its conversation in the store, as a server does.
+One for a loop that keeps nothing and whose model answers at once: there the checks are most of what is measured.
 """
 
 from __future__ import annotations
