@@ -204,7 +204,10 @@ def refused(call: Call, error: HitlGuardError) -> Outcome:
     if isinstance(error, (ConsumedError, InDoubtError)):
         became = _BEFORE.get(error.detail or "", "the call was started before, and nobody knows here what became of it")
         return failed("RefusedError", f"Refused ({error.code}): {became}.", code=error.code)
-    return failed("RefusedError", f"Refused ({error.code}): the call of '{call.name}' was not run.", code=error.code)
+    # Why arguments have no canonical form, or do not fit the schema, helps a model to write better ones.
+    why = f" {error}" if isinstance(error, CanonicalizationError) else ""
+    message = f"Refused ({error.code}): the call of '{call.name}' was not run.{why}"
+    return failed("RefusedError", message, code=error.code)
 
 
 def failed(name: str, message: str, *, code: str | None = None, in_doubt: bool = False) -> Outcome:

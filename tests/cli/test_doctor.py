@@ -11,6 +11,7 @@ import pytest
 
 from hitl_guard import clock
 from hitl_guard.keyring import Key, Keyring, rotated
+from hitl_guard.lifecycle.settle import settle
 from hitl_guard.render import utc
 from tests.cli.site import POLICY, Site, site
 
@@ -301,7 +302,7 @@ def test_a_call_in_doubt_is_named(sound: Site) -> None:
 
 def test_a_suspended_call_is_open_and_in_nobodys_doubt(sound: Site) -> None:
     _, permit = sound.claim()
-    sound.guard().settle(permit, "suspended")
+    settle(sound.guard()._desk, permit, "suspended", None)
 
     code, found = checks(sound)
 

@@ -16,6 +16,7 @@ from hitl_guard.errors import ApprovalDeniedError
 from hitl_guard.guard import Guard
 from hitl_guard.keyring import Keyring
 from hitl_guard.lifecycle import ask
+from hitl_guard.lifecycle.settle import settle
 from hitl_guard.models import ApprovalRequest
 from hitl_guard.render import request_json, utc
 from tests.cli.site import POLICY, Site, refusal, site
@@ -540,7 +541,7 @@ def test_an_approved_request_can_be_withdrawn_before_it_runs_once(site: Site) ->
 
 def test_a_suspended_call_is_listed_until_it_is_withdrawn(site: Site) -> None:
     request, permit = site.claim()
-    site.guard().settle(permit, "suspended")
+    settle(site.guard()._desk, permit, "suspended", None)
 
     listed = site.run("requests", "list", "--state", "suspended").stdout
     resolved = site.run("requests", "resolve", request.id, "failed", "--reason", "x", "--role", "operator", "--force")
