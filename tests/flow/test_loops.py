@@ -1132,3 +1132,13 @@ def test_an_outcome_that_is_none_is_refused_before_the_companion_is_asked(world:
         settle.settle(world.guard._desk, permit, outcome, None, lambda: [snapshot()])
 
     assert kept(world) is None
+
+
+def test_a_host_cannot_say_that_a_call_suspended_itself(world: World) -> None:
+    call, _ = world.grant()
+    permit = world.guard.authorize(call)
+
+    with pytest.raises(ConfigurationError):
+        world.guard.settle(permit, "suspended")
+
+    world.guard.settle(permit, "succeeded")
