@@ -40,12 +40,12 @@ def rows() -> list[Row]:
         store.setup()
         guard = Guard(policy="not-applicable", keyring=UnsafeKeyring(), store=store)
         return [
-            _row("agent, 1,000 turns, conversation kept vs no guard", guard, memory=True, hold=1.3),
-            _row("agent, 1,000 turns, nothing kept vs no guard", guard, memory=False, hold=2.0),
+            _row("agent, 1,000 turns, conversation kept vs no guard", guard, memory=True),
+            _row("agent, 1,000 turns, nothing kept vs no guard", guard, memory=False),
         ]
 
 
-def _row(name: str, guard: Guard, *, memory: bool, hold: float) -> Row:
+def _row(name: str, guard: Guard, *, memory: bool) -> Row:
     loop = asyncio.new_event_loop()
     threads = iter(range(10_000))
 
@@ -63,7 +63,7 @@ def _row(name: str, guard: Guard, *, memory: bool, hold: float) -> Row:
         times = medians({"guarded": run, "bare": unguarded}, rounds=9, repeats=1)
     finally:
         loop.close()
-    return at_most(name, times["guarded"] / TURNS, times["bare"] / TURNS, hold)
+    return at_most(name, times["guarded"] / TURNS, times["bare"] / TURNS, 1.3)
 
 
 def _open(gate: Gate, call: Call, asked: ToolCall, tool: Tool) -> Permit:

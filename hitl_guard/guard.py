@@ -302,8 +302,7 @@ class Guard(People, DropIn):
         if isinstance(outdated, ToolChangedError):
             raise outdated
         # 10 control row, policy version, the policy again
-        for agent in (bound.agent, record.envelope.agent):  # the one that claims, and the one that asked
-            reading.control.check(tool=bound.tool, agent=agent, policy_version=self.policy_version)
+        bound.check_control(reading.control, self.policy_version, record.envelope.agent)  # who claims, and who asked
         if outdated is not None:
             raise outdated
         verdict = ask.evaluate_again(self._desk, bound, record)
@@ -322,7 +321,7 @@ class Guard(People, DropIn):
         """Return the verdict on a call that has no request to use: never made before, not paused, not denied."""
         check_unspent(reading)
         bound.check_definition()
-        reading.control.check(tool=bound.tool, agent=bound.agent, policy_version=self.policy_version)
+        bound.check_control(reading.control, self.policy_version)
         verdict = self._desk.evaluate(bound)
         verdict = verdict if own is None else strictest([verdict, own])
         if verdict.status is Status.DENIED:

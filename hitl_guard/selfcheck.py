@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,20 +29,20 @@ class Coverage:
     unguarded: tuple[str, ...]
 
 
-class GuardedLoop:
+class GuardedLoop(ABC):
     """A loop that asks a guard before every call; `hitl_guard.agent.Agent` is one."""
 
+    @abstractmethod
     def covered_tools(self) -> list[str]:
         """Return the names of the tools that only run through the guard."""
-        raise NotImplementedError
 
+    @abstractmethod
     def canary(self, guard: Any) -> None:
         """Run the canary call through the real loop, and withdraw its request.
 
         Raises:
             ConfigurationError: the call ran, or the loop has another guard.
         """
-        raise NotImplementedError
 
 
 class Checked(Protocol):

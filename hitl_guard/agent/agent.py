@@ -279,7 +279,11 @@ class Agent(Resuming, GuardedLoop):
         return [dict(one) for one in self._instructions]
 
     def principal(self, tenant: str, around: Sequence[Agent] = ()) -> Principal:
-        """Return the agent as somebody who asks; nobody behind the agents it works for may approve that either."""
+        """Return the agent as somebody who asks.
+
+        The agents that it works for, and their owners, are its aliases: they may not approve what it asks, and pausing
+        one of them stops it too.
+        """
         behind = [name for agent in around for name in (agent.id, agent.owner) if name is not None]
         return Principal(self.id, kind="agent", tenant=tenant, owner=self.owner, aliases=tuple(behind))
 

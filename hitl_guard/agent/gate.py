@@ -62,7 +62,6 @@ class Gate:
     Attributes:
         agent: The agent as a principal. require: What the request asked for; it covers sub-agents too.
         own: What this agent asks for all its calls.
-        around: Ids of the agents that this one works for, outermost first.
         lost: Whether the request's function policy was lost with its process. unhooked: Whether its hooks were.
     """
 
@@ -72,7 +71,6 @@ class Gate:
     run_id: str
     require: RequireApproval
     own: RequireApproval
-    around: tuple[str, ...] = ()
     lost: bool = False
     unhooked: bool = False
 
@@ -96,7 +94,6 @@ class Gate:
         Raises:
             RefusedError, CanonicalizationError, UnavailableError: as `hitl_guard.Guard.authorize`.
         """
-        self._check_around(asked)
         if call.request_id is not None:
             try:
                 permit = self.guard._permit(asked, request_id=call.request_id, resumes=call.claim_id)
@@ -122,14 +119,7 @@ class Gate:
         quick = desk.store.reads_at_once and desk.policy.is_static and self._silent(tool) and not (
             call.asked or call.request_id
         )
-        return self.guard._free_permit(asked) if quick and not (self.around or self.lost or self.unhooked) else None
-
-    def _check_around(self, asked: ToolCall) -> None:
-        """Raise `PausedError` if an agent is paused for which this one works; the guard looks at this one alone."""
-        if self.around:
-            control = self.guard._desk.read(self.owner.tenant).control
-            for agent in self.around:
-                control.check(tool=asked.tool, agent=agent, policy_version=self.guard.policy_version)
+        return self.guard._free_permit(asked) if quick and not (self.lost or self.unhooked) else None
 
     def _silent(self, tool: Tool) -> bool:
         # Never by their truth: a policy object that is callable may read as empty.

@@ -63,8 +63,9 @@ async def after(node: Node, tool: str, args: dict[str, Any], output: Any, contex
 
 
 def _hook(node: Node, name: str) -> Callable[[dict[str, Any]], Any] | None:
-    own = None if node.drive.hooks is None else getattr(node.drive.hooks, name)
-    return own if own is not None else getattr(node.agent.hooks, name)  # type: ignore[no-any-return]
+    own: Callable[[dict[str, Any]], Any] | None = getattr(node.drive.hooks, name, None)
+    agents: Callable[[dict[str, Any]], Any] | None = getattr(node.agent.hooks, name)
+    return agents if own is None else own
 
 
 def _info(node: Node, tool: str, args: dict[str, Any], context: ToolContext) -> dict[str, Any]:

@@ -7,6 +7,7 @@ works, and given back when that stops; a dead process's lease runs out.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,7 +20,7 @@ from .snapshots import Found, Snapshots
 from .state import Call, Owner, Run
 
 
-class Leases:
+class Leases(ABC):
     """The leases of one process's work on a run; a part of `hitl_guard.agent.drive.Drive`."""
 
     desk: Desk
@@ -30,9 +31,9 @@ class Leases:
     idle: bool
     lease_id: str
 
+    @abstractmethod
     def adopt(self, found: Found) -> None:
         """See `Drive.adopt`."""
-        raise NotImplementedError
 
     def lease(self, now: int) -> dict[str, Any]:
         """Return this process's lease from ``now`` on (epoch ms of the database)."""

@@ -58,7 +58,7 @@ class Node:
         around = [] if parent is None else [*parent.agents()]
         self.gate = gate.Gate(
             drive.guard, drive.owner, agent.principal(drive.owner.tenant, around), run.id, drive.require,
-            agent.require, tuple(one.id for one in around), drive.lost,
+            agent.require, drive.lost,
             drive.options.hooks and drive.hooks is None,
         )
 

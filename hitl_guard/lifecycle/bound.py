@@ -11,6 +11,7 @@ from .. import canonical, fingerprint
 from ..errors import CanonicalizationError, ConfigurationError, ToolChangedError
 from ..models import Principal, Scope, ToolCall, ToolDefinition, check_text
 from ..policy.core import PolicyInput
+from .control import Control
 from .rights import Parties, parties
 from .settings import Settings
 from .toolspec import ToolSpec, validate
@@ -27,6 +28,7 @@ class Bound:
     identity: bytes
     definition: ToolDefinition | None
     agent: str | None
+    agents: tuple[str, ...]
     parties: Parties
     turn: tuple[tuple[str, bytes], ...]
     context: bytes | None
@@ -39,6 +41,13 @@ class Bound:
         if self._tool_digest is None:
             self._tool_digest = fingerprint.tool_digest(self.definition or ToolDefinition(self.tool))
         return self._tool_digest
+
+    def check_control(self, control: Control, policy_version: str, *asked_by: str | None) -> None:
+        """Raise `PausedError` or `PolicyChangedError` as the control row says of the tool, the agent, and every agent
+        that it works for.
+        """
+        for agent in dict.fromkeys((self.agent, *asked_by, *self.agents)):
+            control.check(tool=self.tool, agent=agent, policy_version=policy_version)
 
     def check_definition(self) -> None:
         """Raise `ToolChangedError` if the call brings another tool's definition, or not the registered one."""
@@ -80,7 +89,9 @@ def bind(call: ToolCall, spec: ToolSpec | None, settings: Settings) -> Bound:
     return Bound(
         tool=tool, canonical=raw, fingerprint=print_, scope=scope, identity=fingerprint.identity(scope, print_),
         definition=definition,
-        agent=None if agent is None else check_text("agent", agent), parties=parties(call.user, call.agent),
+        agent=None if agent is None else check_text("agent", agent),
+        agents=call.agent.aliases if isinstance(call.agent, Principal) else (),
+        parties=parties(call.user, call.agent),
         turn=_turn(_calls(call.turn), settings),
         context=None if call.context is None else canonical_value(_plain(call.context), settings), spec=spec,
     )
