@@ -30,10 +30,7 @@ _HISTORY = b"hitl-guard/history/v1\0"
 
 def joined(*parts: bytes) -> bytes:
     """Join byte strings injectively: each with its length as 8 big-endian bytes in front (as DSSE's PAE does)."""
-    pieces: list[bytes] = []
-    for part in parts:
-        pieces += (len(part).to_bytes(8, "big"), part)
-    return b"".join(pieces)
+    return b"".join([piece for part in parts for piece in (len(part).to_bytes(8, "big"), part)])
 
 
 def fingerprint(tool: str, arguments: bytes) -> str:
@@ -85,10 +82,15 @@ def record_digest(envelope: bytes, arguments: bytes, details: bytes) -> str:
 def identity(scope: Scope, fingerprint_: str) -> bytes:
     """Return the 32-byte identity of a call: its whole scope, or scope and fingerprint for deny-and-retry."""
     if scope.call_id is None:
-        key = ["retry", scope.tenant, scope.user, scope.run, fingerprint_]
+        head, rest = "retry", joined(fingerprint_.encode())
     else:
-        key = ["call", scope.tenant, scope.user, scope.run, scope.call_id, str(scope.occurrence)]
-    return hashlib.sha256(_IDENTITY + joined(*(part.encode() for part in key))).digest()
+        head, rest = "call", joined(scope.call_id.encode(), b"%d" % scope.occurrence)
+    return hashlib.sha256(_identity_head(head, scope.tenant, scope.user, scope.run) + rest).digest()
+
+
+@functools.lru_cache(maxsize=1024)
+def _identity_head(*parts: str) -> bytes:
+    return _IDENTITY + joined(*(part.encode() for part in parts))
 
 
 def run_digest(tenant: str, run: str) -> bytes:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-from . import fingerprint
 from .dropin import DropIn
 from .errors import (
     ApprovalRequired,
@@ -225,8 +224,10 @@ class Guard(People, DropIn):
         """
         with suppress(HitlGuardError, _MustAsk):
             bound = self._desk.bind(call)
-            reading = self._read(bound, None)
-            if reading.record is None:
+            reading = self._desk.read_new(
+                bound.scope.tenant, identity=bound.identity, spend_key=bound.spend_key
+            )
+            if reading is not None:
                 return self._decide_by_policy(bound, reading, ask_people=False, write=False)
         return None
 
@@ -250,8 +251,7 @@ class Guard(People, DropIn):
 
     def _read(self, bound: Bound, named: str | None) -> Reading:
         identity = bound.identity if named is None else None
-        key = None if bound.scope.call_id is None else fingerprint.spend_key_of_call(bound.identity)
-        return self._desk.read(bound.scope.tenant, request_id=named, identity=identity, spend_key=key)
+        return self._desk.read(bound.scope.tenant, request_id=named, identity=identity, spend_key=bound.spend_key)
 
     def _asks_anew(self, bound: Bound, record: Record) -> bool:
         """Whether the policy is to decide: an ended request, an outdated one, or a spent deny-and-retry one."""

@@ -37,6 +37,8 @@ def check_text(name: str, value: object) -> str:
     """
     if type(value) is not str or not value:
         raise ConfigurationError(f"'{name}' must be a non-empty string: give it where the call is made.")
+    if value.isascii() and len(value) <= MAX_FIELD_BYTES:
+        return value
     try:
         encoded = value.encode()
     except UnicodeEncodeError:

@@ -123,7 +123,10 @@ class Gate:
 
     def _silent(self, tool: Tool) -> bool:
         # Never by their truth: a policy object that is callable may read as empty.
-        return all(need is None or need is False for need in (self.require, self.own, tool.policy.require_approval))
+        one, two, three = self.require, self.own, tool.policy.require_approval
+        return (
+            (one is False or one is None) and (two is False or two is None) and (three is False or three is None)
+        )
 
     @staticmethod
     def demanded() -> Verdict:

@@ -29,7 +29,7 @@ class Bound:
     definition: ToolDefinition | None
     agent: str | None
     agents: tuple[str, ...]
-    parties: Parties
+    who: Parties | tuple[str | Principal, str | Principal | None]
     turn: tuple[tuple[str, bytes], ...]
     context: bytes | None
     spec: ToolSpec | None
@@ -42,11 +42,23 @@ class Bound:
             self._tool_digest = fingerprint.tool_digest(self.definition or ToolDefinition(self.tool))
         return self._tool_digest
 
+    @property
+    def parties(self) -> Parties:
+        """Who stands behind the call; worked out when it is first asked for, since most calls need nobody."""
+        if not isinstance(self.who, Parties):
+            self.who = parties(*self.who)
+        return self.who
+
+    @property
+    def spend_key(self) -> bytes | None:
+        """What its claim spends; None for deny-and-retry, whose key is over a request."""
+        return None if self.scope.call_id is None else fingerprint.spend_key_of_call(self.identity)
+
     def check_control(self, control: Control, policy_version: str, *asked_by: str | None) -> None:
         """Raise `PausedError` or `PolicyChangedError` as the control row says of the tool, the agent, and every agent
         that it works for.
         """
-        for agent in dict.fromkeys((self.agent, *asked_by, *self.agents)):
+        for agent in {self.agent, *asked_by, *self.agents}:
             control.check(tool=self.tool, agent=agent, policy_version=policy_version)
 
     def check_definition(self) -> None:
@@ -76,25 +88,28 @@ def bind(call: ToolCall, spec: ToolSpec | None, settings: Settings) -> Bound:
     definition = _definition(call, spec)
     raw = canonical_arguments(call.arguments, settings)
     validate(definition, raw)
-    user = call.user.id if isinstance(call.user, Principal) else call.user
-    agent = call.agent.id if isinstance(call.agent, Principal) else call.agent
-    for who in (call.user, call.agent):
-        if isinstance(who, Principal) and who.tenant != call.tenant:
-            raise ConfigurationError("Principal and call are of different tenants: give the call its tenant.")
     scope = Scope(
-        check_text("tenant", call.tenant), check_text("user", user), check_text("run_id", call.run_id),
+        check_text("tenant", call.tenant), _id("user", call.user, call.tenant), check_text("run_id", call.run_id),
         None if call.call_id is None else check_text("call_id", call.call_id), _count(call.occurrence),
     )
     print_ = fingerprint.fingerprint(tool, raw)
     return Bound(
         tool=tool, canonical=raw, fingerprint=print_, scope=scope, identity=fingerprint.identity(scope, print_),
         definition=definition,
-        agent=None if agent is None else check_text("agent", agent),
+        agent=None if call.agent is None else _id("agent", call.agent, call.tenant),
         agents=call.agent.aliases if isinstance(call.agent, Principal) else (),
-        parties=parties(call.user, call.agent),
-        turn=_turn(_calls(call.turn), settings),
+        who=(call.user, call.agent),
+        turn=() if type(call.turn) is tuple and not call.turn else _turn(_calls(call.turn), settings),
         context=None if call.context is None else canonical_value(_plain(call.context), settings), spec=spec,
     )
+
+
+def _id(name: str, who: object, tenant: str) -> str:
+    if not isinstance(who, Principal):
+        return check_text(name, who)
+    if who.tenant != tenant:
+        raise ConfigurationError("Principal and call are of different tenants: give the call its tenant.")
+    return who.id
 
 
 def canonical_arguments(arguments: Mapping[str, Any] | str | bytes, settings: Settings) -> bytes:

@@ -53,9 +53,9 @@ class Control:
                 "then run 'hitl-guard control resume --role operator'.",
                 detail="restored",
             )
-        for kind, name in (EVERYTHING, ("tool", tool), ("agent", agent or "")):
-            if (kind, name) in self.pauses:
-                raise PausedError("An operator paused this. Wait until it is resumed.", detail=kind)
+        for pause in (EVERYTHING, ("tool", tool), ("agent", agent or "")) if self.pauses else ():
+            if pause in self.pauses:
+                raise PausedError("An operator paused this. Wait until it is resumed.", detail=pause[0])
         if self.policy is not None and self.policy != policy_version:
             raise PolicyChangedError("Another policy version is in force; reload the policy here.", detail="node")
 

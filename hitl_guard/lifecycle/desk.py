@@ -78,7 +78,7 @@ class Desk:
     _versions: dict[str, int] = field(default_factory=dict)
     _prune_at: int = REMEMBERED
     _lock: Lock = field(default_factory=Lock)
-    _controls: dict[str, tuple[ControlRow, int, controls.Control]] = field(default_factory=dict)
+    _controls: dict[str, tuple[ControlRow | None, int, controls.Control]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sealer = audit.Sealer(self.signer)
@@ -119,6 +119,9 @@ class Desk:
         if bound.tool == CANARY_TOOL and bound.scope.tenant == CANARY_TENANT:
             return Verdict(Status.USER_APPROVAL, reason="self-test", requirements=(Requirement(),), rules=("selftest",))
         tool_policy = None if bound.spec is None else bound.spec.policy
+        constant = self.policy.constant(bound.tool, tool_policy=tool_policy)
+        if constant is not None:
+            return constant
         return self.policy.evaluate(bound.policy_input(), tool_policy=tool_policy, resolve=resolve)
 
     # -- the store -----------------------------------------------------------------------------------------------
@@ -146,6 +149,16 @@ class Desk:
                 # had been. A spent call stays spent, by its spend key.
         generation = 0 if loaded.request is None else loaded.request.generation + 1
         return Reading(loaded.now, control, record, generation, loaded.spent)
+
+    def read_new(self, tenant: str, *, identity: bytes, spend_key: bytes | None) -> Reading | None:
+        """Read as `read` does, but of a call that was never asked for; None: it was."""
+        known = self._versions.get(tenant, 0), 0 if spend_key is None else self._remembered.get(spend_key, 0)
+        loaded = self.store.load_new(tenant, identity=identity, spend_key=spend_key)
+        if loaded is None:
+            return None
+        control = self._control(loaded, tenant)
+        self._check_memory(loaded, control, *known)
+        return Reading(loaded.now, control, None, 0, loaded.spent)
 
     def named(self, bound: Bound, request_id: str | None, token: str | bytes | None) -> str | None:
         """Return the request id that a caller names, after checks 1 to 4 of a token (see `Guard.authorize`)."""
@@ -176,15 +189,14 @@ class Desk:
         """Return the verified control row. The same bytes under the same keys are not verified twice."""
         row, generation = loaded.control, self.signer.keyring.generation
         known = self._controls.get(tenant)
-        if known is not None and row is not None and not loaded.control_overtaken and known[:2] == (row, generation):
+        if known is not None and not loaded.control_overtaken and known[:2] == (row, generation):
             return known[2]
         control = controls.verify(
             row, tenant=tenant, overtaken=loaded.control_overtaken, signer=self.signer, now=loaded.now
         )
-        if row is not None:
-            if len(self._controls) > 1_000:
-                self._controls.clear()
-            self._controls[tenant] = (row, generation, control)
+        if len(self._controls) > 1_000:
+            self._controls.clear()
+        self._controls[tenant] = (row, generation, control)
         return control
 
     def verify(self, row: Any, events: Any, now: int, *, any_earlier_epoch: bool = False) -> records.Record:

@@ -29,6 +29,9 @@ ToolApproval = str | Mapping[str, Any] | Callable[..., Any]
 Documents = str | PathLike[str] | PolicyDocument | Sequence[str | PathLike[str] | PolicyDocument]
 
 
+_MOST_CONSTANTS = 1_000
+
+
 class Policy:
     """Documents and code policies, combined: the strictest verdict wins, and code never lifts what a document demands.
 
@@ -59,6 +62,7 @@ class Policy:
         self.require_approval = require_approval
         self.tool_approval = _frozen(tool_approval)
         self.timeout_s = float(timeout_s)
+        self._constants: dict[tuple[str, Any], Verdict] = {}
         _check_ids(self.documents)
         _check_versions(functions(self.require_approval, self.tool_approval))
 
@@ -140,6 +144,19 @@ class Policy:
         # One that asks nobody has nothing to be combined with, and no requirements to be filled in.
         alone = len(verdicts) == 1 and (not coded or verdicts[0].status is not Status.USER_APPROVAL)
         return verdicts[0] if alone else strictest(verdicts)
+
+    def constant(self, tool: str, *, tool_policy: ToolPolicy | None = None) -> Verdict | None:
+        """Return the verdict on every call of a tool where the policy looks at nothing but its name, else None."""
+        own = None if tool_policy is None else tool_policy.require_approval
+        if self.documents or not self.is_static or callable(own):
+            return None
+        verdict = self._constants.get((tool, own))
+        if verdict is None:
+            verdict = self.evaluate(PolicyInput(tool, {}, "", "", "", None, None), tool_policy=tool_policy)
+            if len(self._constants) >= _MOST_CONSTANTS:  # names of tools may be a model's
+                self._constants.clear()
+            self._constants[tool, own] = verdict
+        return verdict
 
 
 def _frozen(setting: Any) -> Any:

@@ -177,6 +177,9 @@ class Store(Protocol):
     ) -> Loaded:
         """Read what one operation needs in one go. By id *and* tenant, or the latest generation of an identity."""
 
+    def load_new(self, tenant: str, *, identity: bytes, spend_key: bytes | None) -> Loaded | None:
+        """Read what a call needs that was never asked for, with less work than `load`; None: it was."""
+
     def write(self, steps: Sequence[Step], seal: Seal) -> Written | None:
         """Commit all steps durably, or nothing. None: a demand no longer held, or a unique key was taken; read again.
 

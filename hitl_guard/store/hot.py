@@ -6,6 +6,7 @@ shape. `tests/contract/test_store.py` runs every shape on every database.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -214,14 +215,20 @@ ENVELOPE = f"SELECT envelope FROM {REQUESTS} WHERE id = :id"
 CONTROL_BODY = f"SELECT body FROM {CONTROL} WHERE tenant_digest = :tenant_digest"
 
 
+_OVERTAKEN = (
+    f"CASE WHEN EXISTS (SELECT 1 FROM {EVENTS} o WHERE o.request_id = :control_record "
+    "AND o.version > COALESCE(c.version, 0)) THEN 1 ELSE 0 END"
+)
+_IS_SPENT = f"CASE WHEN EXISTS (SELECT 1 FROM {EVENTS} s WHERE s.spend_key = :spend_key) THEN 1 ELSE 0 END"
+_ASKED = f"CASE WHEN EXISTS (SELECT 1 FROM {REQUESTS} r WHERE r.identity = :identity) THEN 1 ELSE 0 END"
+
 _FACTS = (
     # (in the row of facts, in a row of an event), integers first: the two kinds of row share their columns' types.
     ("{clock}", "e.at"),
     ("c.version", "e.version"),
     ("r.generation", "e.seq"),
-    (f"CASE WHEN EXISTS (SELECT 1 FROM {EVENTS} o WHERE o.request_id = :control_record "
-     "AND o.version > COALESCE(c.version, 0)) THEN 1 ELSE 0 END", "e.epoch"),
-    (f"CASE WHEN EXISTS (SELECT 1 FROM {EVENTS} s WHERE s.spend_key = :spend_key) THEN 1 ELSE 0 END", "-1"),
+    (_OVERTAKEN, "e.epoch"),
+    (_IS_SPENT, "-1"),
     ("c.tenant", "e.type"),
     ("c.body", "e.tenant"),
     ("r.id", "e.body"),
@@ -260,23 +267,41 @@ def load(words: Words, *, by: str) -> str:
     return statement
 
 
+def load_new(words: Words) -> str:
+    """Return `Store.load_new` as one statement: one row, whose first column says whether a request exists."""
+    return (
+        f"SELECT {_ASKED}, {words.clock}, {_OVERTAKEN}, {_IS_SPENT}, c.version, c.tenant, c.body "
+        f"FROM (SELECT 1 AS one) d LEFT JOIN {CONTROL} c ON c.tenant_digest = :tenant_digest"
+    )
+
+
+def loaded_new(rows: Sequence[Sequence[Any]]) -> Loaded | None:
+    """Return what `load_new` found: None for a call that has a request."""
+    asked, now, overtaken, spent, version, tenant, body = rows[0]
+    if asked:
+        return None
+    return Loaded(number(now), _control(version, tenant, body), bool(overtaken), None, (), bool(spent))
+
+
 def load_parameters(
     tenant: str, request_id: str | None, identity: bytes | None, spend_key: bytes | None
 ) -> dict[str, Any]:
     """Return the parameters of `load`."""
-    packed = pack(tenant)
-    digest = hashlib.sha256(packed)
-    parameters: dict[str, Any] = {
-        "tenant_digest": digest.digest(),
-        "control_record": (CONTROL_PREFIX + digest.hexdigest()).encode(),
-        "spend_key": spend_key,
-    }
+    digest, control_record = _tenant_keys(tenant)
+    parameters: dict[str, Any] = {"tenant_digest": digest, "control_record": control_record, "spend_key": spend_key}
     if request_id is not None:
         parameters["id"] = pack(request_id)
-        parameters["tenant"] = packed
+        parameters["tenant"] = pack(tenant)
     elif identity is not None:
         parameters["identity"] = identity
     return parameters
+
+
+@functools.lru_cache(maxsize=1024)
+def _tenant_keys(tenant: str) -> tuple[bytes, bytes]:
+    """Return where a tenant's control row is, and the id of that row's record."""
+    digest = hashlib.sha256(pack(tenant))
+    return digest.digest(), (CONTROL_PREFIX + digest.hexdigest()).encode()
 
 
 def loaded(rows: Sequence[Sequence[Any]]) -> Loaded:
@@ -297,13 +322,17 @@ def loaded(rows: Sequence[Sequence[Any]]) -> Loaded:
         events.sort(key=_version)
     return Loaded(
         number(now),
-        None if version is None else ControlRow(text(tenant), number(version), raw(body)),
+        _control(version, tenant, body),
         bool(overtaken),
         None if id_ is None else request_row((id_, owner, identity, generation, envelope, arguments, details)),
         # Events of a request that is not the tenant's are none of the caller's business.
         () if id_ is None else tuple(events),
         bool(spent),
     )
+
+
+def _control(version: Any, tenant: Any, body: Any) -> ControlRow | None:
+    return None if version is None else ControlRow(text(tenant), number(version), raw(body))
 
 
 def _version(event: EventRow) -> int:

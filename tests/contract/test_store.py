@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,6 +110,31 @@ class TestReading:
 
         assert loaded.request == latest
         assert [found.type for found in loaded.events] == ["request:denied"]
+
+    def test_what_a_new_call_needs_is_what_the_whole_reading_says(self, database: Database, store: SQLStore) -> None:
+        row, first = approved(store)
+        store.write([claim(row, first, spend_key=b"k" * 32)], seal)
+        set_control(store, 1)
+        set_control(store, 2)
+
+        new = store.load_new("tenant", identity=b"n" * 32, spend_key=b"l" * 32)
+        spent = store.load_new("tenant", identity=b"n" * 32, spend_key=b"k" * 32)
+        whole = store.load("tenant", identity=b"n" * 32, spend_key=b"l" * 32)
+
+        assert new is not None
+        assert spent is not None
+        assert replace(new, now=whole.now) == whole
+        assert (new.spent, spent.spent) == (False, True)
+        assert new.now <= whole.now <= store.now()
+        assert store.load_new("tenant", identity=row.identity, spend_key=None) is None
+        database.execute("UPDATE hitl_guard_control SET version = 1")
+        overtaken = store.load_new("tenant", identity=b"n" * 32, spend_key=None)
+        assert overtaken is not None
+        assert overtaken.control_overtaken
+        other = store.load_new("other", identity=b"n" * 32, spend_key=None)
+        assert other is not None
+        assert other.control is None
+        assert not other.control_overtaken
 
     @pytest.mark.parametrize(
         "change", [str.swapcase, lambda id_: id_ + " ", lambda id_: id_ + "\0", lambda id_: id_ + "\ud800"]

@@ -279,3 +279,43 @@ def test_a_version_does_not_depend_on_the_order_of_a_map_nor_on_a_files_name() -
     two = Policy([document(name="b.yaml")], tool_approval={"b": {"type": "approved"}, "a": "denied"})
 
     assert one.version == two.version
+
+
+# -- answers that are known beforehand -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [None, True, False])
+@pytest.mark.parametrize("require", [None, True, False])
+@pytest.mark.parametrize("setting", [None, *STATUSES, {"refund": "denied"}, {"other": {"type": "approved"}}])
+def test_settings_alone_answer_by_the_tools_name_as_the_whole_evaluation_does(
+    setting: Any, require: bool | None, own: bool | None
+) -> None:
+    if setting is None and require is None:
+        return
+    policy, tool = Policy(require_approval=require, tool_approval=setting), ToolPolicy(require_approval=own)
+
+    for _ in range(2):
+        for name in ("refund", "other", "third"):
+            assert policy.constant(name, tool_policy=tool) == policy.evaluate(call(name), tool_policy=tool)
+            assert policy.constant(name) == policy.evaluate(call(name))
+
+
+def test_what_looks_at_a_call_has_no_answer_beforehand() -> None:
+    def asks(*_: Any) -> bool:
+        return True
+
+    assert Policy([document()]).constant("refund") is None
+    assert Policy([document()], tool_approval="denied").constant("refund") is None
+    assert Policy(require_approval=asks).constant("refund") is None
+    assert Policy(tool_approval=lambda _info: "approved").constant("refund") is None
+    assert Policy(tool_approval={"other": lambda *_: "approved"}).constant("refund") is None
+    assert Policy(tool_approval="approved").constant("refund", tool_policy=ToolPolicy(require_approval=asks)) is None
+
+
+def test_the_answers_that_are_kept_do_not_grow_with_the_names_that_a_model_invents() -> None:
+    policy = Policy(tool_approval="approved")
+
+    for number in range(2_500):
+        assert policy.constant(f"invented-{number}") is not None
+
+    assert len(policy._constants) <= 1_000

@@ -62,6 +62,7 @@ class Dialect(ABC):
     def __init__(self, url: URL, *, timeout_ms: int) -> None:
         self.url = url
         self.timeout_ms = timeout_ms
+        self._load_new = self.statement(hot.load_new(self.words))
         self._loads = {by: self.statement(hot.load(self.words, by=by)) for by in ("id", "identity", "")}
 
     @abstractmethod
@@ -117,6 +118,10 @@ class Dialect(ABC):
     def load(self, raw: Any, by: str, parameters: Mapping[str, Any]) -> Loaded:
         """Read one operation's facts as of one moment (see `hot.load` for ``by``)."""
         return hot.loaded(self.run(raw, self._loads[by], parameters))
+
+    def load_new(self, raw: Any, parameters: Mapping[str, Any]) -> Loaded | None:
+        """Read the facts of a call that has no request, as of one moment; None: it has one."""
+        return hot.loaded_new(self.run(raw, self._load_new, parameters))
 
     def clock(self, raw: Any) -> int:
         """Return the database's clock in epoch milliseconds."""
