@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .errors import ApprovalRequired, HitlGuardError, InvalidApprovalError, InvalidSignatureError, NoEffect
     from .guard import Guard
     from .keyring import Keyring
+    from .lifecycle.credentials import Assertion, Challenge, Credential, Registration
     from .lifecycle.running import current_permit
     from .lifecycle.settings import Settings
     from .models import ApprovalRequest, Decision, Permit, Principal, ToolCall, ToolDefinition
@@ -25,7 +26,10 @@ __version__ = "0.1.0"
 __all__ = [
     "ApprovalRequest",
     "ApprovalRequired",
+    "Assertion",
     "AsyncGuard",
+    "Challenge",
+    "Credential",
     "Decision",
     "Guard",
     "HitlGuardError",
@@ -36,6 +40,7 @@ __all__ = [
     "Permit",
     "Policy",
     "Principal",
+    "Registration",
     "SQLStore",
     "Settings",
     "ToolCall",
@@ -52,6 +57,7 @@ _HOMES = {
     "errors": ("ApprovalRequired", "HitlGuardError", "InvalidApprovalError", "InvalidSignatureError", "NoEffect"),
     "guard": ("Guard",),
     "keyring": ("Keyring",),
+    "lifecycle.credentials": ("Assertion", "Challenge", "Credential", "Registration"),
     "lifecycle.running": ("current_permit",),
     "lifecycle.settings": ("Settings",),
     "models": ("ApprovalRequest", "Decision", "Permit", "Principal", "ToolCall", "ToolDefinition"),

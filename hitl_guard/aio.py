@@ -13,7 +13,10 @@ from typing import Any, TypeVar, overload
 from .errors import ConfigurationError
 from .guard import Guard
 from .lifecycle import running
+from .lifecycle.control import Control
+from .lifecycle.credentials import Assertion, Challenge, Credential, Registration
 from .lifecycle.desk import CANARY_TOOL
+from .lifecycle.dossier import Dossier
 from .lifecycle.listing import Page
 from .lifecycle.threads import offload
 from .models import ApprovalRequest, Decision, Permit, Principal, ToolCall
@@ -79,13 +82,46 @@ class AsyncGuard:
     async def decide(
         self, request_id: str, *, approver: Principal, approve: bool, fingerprint: str, reason: str | None = None,
         arguments: Any = None, respond: Any = None, channel: str = "api", credential: str | None = None,
-        execute_within: int | None = None,
+        execute_within: int | None = None, evidence: Assertion | None = None, mute: int | None = None,
     ) -> Decision:
         """See `Guard.decide`."""
         return await offload(lambda: self.guard.decide(
             request_id, approver=approver, approve=approve, fingerprint=fingerprint, reason=reason,
             arguments=arguments, respond=respond, channel=channel, credential=credential, execute_within=execute_within,
+            evidence=evidence, mute=mute,
         ))
+
+    async def challenge(
+        self, request_id: str, *, approver: Principal, approve: bool, fingerprint: str, reason: str | None = None,
+        arguments: Any = None, respond: Any = None, channel: str = "inbox", execute_within: int | None = None,
+        mute: int | None = None,
+    ) -> Challenge:
+        """See `Guard.challenge`."""
+        return await offload(lambda: self.guard.challenge(
+            request_id, approver=approver, approve=approve, fingerprint=fingerprint, reason=reason,
+            arguments=arguments, respond=respond, channel=channel, execute_within=execute_within, mute=mute,
+        ))
+
+    async def passkey_registration(self, principal: Principal) -> Registration:
+        """See `Guard.passkey_registration`."""
+        return await offload(lambda: self.guard.passkey_registration(principal))
+
+    async def register_passkey(
+        self, principal: Principal, *, ticket: str, response: Mapping[str, Any], name: str,
+        confirm: Mapping[str, Any] | None = None,
+    ) -> Credential:
+        """See `Guard.register_passkey`."""
+        return await offload(lambda: self.guard.register_passkey(
+            principal, ticket=ticket, response=response, name=name, confirm=confirm
+        ))
+
+    async def passkeys(self, principal: Principal) -> tuple[Credential, ...]:
+        """See `Guard.passkeys`."""
+        return await offload(lambda: self.guard.passkeys(principal))
+
+    async def remove_passkey(self, credential_id: str, *, by: Principal, owner: str | None = None) -> None:
+        """See `Guard.remove_passkey`."""
+        await offload(lambda: self.guard.remove_passkey(credential_id, by=by, owner=owner))
 
     async def revoke(self, request_id: str, *, by: Principal, reason: str | None = None) -> None:
         """See `Guard.revoke`."""
@@ -104,9 +140,27 @@ class AsyncGuard:
             lambda: self.guard.pending(tenant=tenant, run_id=run_id, states=states, limit=limit, after=after)
         )
 
+    async def ended(
+        self, *, tenant: str, run_id: str | None = None, limit: int = 50, after: str | None = None
+    ) -> Page:
+        """See `Guard.ended`."""
+        return await offload(lambda: self.guard.ended(tenant=tenant, run_id=run_id, limit=limit, after=after))
+
+    async def dossier(self, request_id: str, *, tenant: str = "default") -> Dossier:
+        """See `Guard.dossier`."""
+        return await offload(lambda: self.guard.dossier(request_id, tenant=tenant))
+
     async def get(self, request_id: str, *, tenant: str = "default") -> ApprovalRequest:
         """See `Guard.get`."""
         return await offload(lambda: self.guard.get(request_id, tenant=tenant))
+
+    async def control(self, tenant: str = "default") -> Control:
+        """See `Guard.control`."""
+        return await offload(lambda: self.guard.control(tenant))
+
+    async def unmute(self, *, by: Principal, user: str, tool: str, reason: str | None = None) -> None:
+        """See `Guard.unmute`."""
+        await offload(lambda: self.guard.unmute(by=by, user=user, tool=tool, reason=reason))
 
     async def pause(
         self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None

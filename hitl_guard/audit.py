@@ -27,7 +27,10 @@ REQUEST_EVENTS = frozenset({
 })
 """Events of one request; each moves its state (see `hitl_guard.lifecycle.state`)."""
 
-OTHER_EVENTS = frozenset({"call:refused", "decision:refused", "control:changed", "chain:opened", "chain:anchored"})
+OTHER_EVENTS = frozenset({
+    "call:refused", "decision:refused", "control:changed", "credential:registered", "credential:removed",
+    "argument:revealed", "chain:opened", "chain:anchored",
+})
 """Events of no request."""
 
 EVENT_TYPES = REQUEST_EVENTS | OTHER_EVENTS

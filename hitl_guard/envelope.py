@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import InvalidApprovalError
+from . import canonical, fingerprint, signing
+from .errors import CanonicalizationError, InvalidApprovalError
 from .models import Binding, Scope
 from .signing import COMMON_FIELDS, is_time
 
@@ -130,15 +131,76 @@ def _supersedes(value: object) -> tuple[str, str] | None:
     return _text(value[0]), _text(value[1])
 
 
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A passkey's answer to a decision: everything that verifying it again needs, apart from the decision itself.
+
+    Stored in the signed decision as canonical JSON text; byte strings in it are base64url.
+
+    Attributes:
+        at: When the decision was put to the person, epoch milliseconds; it is part of what the authenticator signed.
+        credential: The passkey's id. key: Its public key (COSE, RFC 9052), as it was registered.
+        rp: The relying party's id, a domain.
+        authenticator, client, signature: Authenticator data, client data (JSON) and signature (WebAuthn 5.2.2).
+    """
+
+    at: int
+    rp: str
+    credential: bytes
+    key: bytes
+    authenticator: bytes
+    client: bytes
+    signature: bytes
+
+    def to_text(self) -> str:
+        """Return the one canonical spelling."""
+        fields = {name: signing.encode(getattr(self, name)).decode() for name in _EVIDENCE_BYTES}
+        return canonical.canonicalize({**fields, "at": self.at, "kind": PASSKEY, "rp": self.rp}).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> Evidence:
+        """Read a verified decision's evidence strictly; raises `InvalidApprovalError` on any other shape."""
+        try:
+            fields = canonical.parse(text)
+        except CanonicalizationError:
+            raise _refuse() from None
+        if not isinstance(fields, dict) or fields.keys() != {"at", "kind", "rp", *_EVIDENCE_BYTES}:
+            raise _refuse()
+        if fields["kind"] != PASSKEY:
+            raise _refuse()
+        read = cls(
+            at=_time(fields["at"]), rp=_text(fields["rp"]), **{name: _bytes(fields[name]) for name in _EVIDENCE_BYTES}
+        )
+        if read.to_text() != text:
+            raise _refuse()
+        return read
+
+
+PASSKEY = "passkey"
+"""The kind of evidence that is verified here, as policy rules name it."""
+
+_EVIDENCE_BYTES = ("authenticator", "client", "credential", "key", "signature")
+
+
+def _bytes(value: object) -> bytes:
+    data = signing.decode(_text(value).encode())
+    if not data:
+        raise _refuse()
+    return data
+
+
 @dataclass(slots=True)
 class Vote:
     """A signed decision: what one approver said about exactly one fingerprint.
+
+    A decision without evidence has the fields that it always had; one with it has one field more.
 
     Attributes:
         names: Every id of the approver, folded for comparison, so that two ids of one person are one vote.
         automatic: The policy itself approved; there is no person behind it.
         execute_by: End of the execution window if this decision completes the quorum, epoch milliseconds.
         response: Canonical JSON text of what a person answered for the tool (with a denial), else None.
+        evidence: A passkey's answer to exactly this decision, or None.
     """
 
     tenant: str
@@ -158,9 +220,14 @@ class Vote:
     nonce: str
     execute_by: int | None = None
     at: int = 0
+    evidence: Evidence | None = None
 
     def to_fields(self) -> dict[str, Any]:
         """Return the signed fields, without the common ones."""
+        fields = self._fields()
+        return fields if self.evidence is None else fields | {"evidence": self.evidence.to_text()}
+
+    def _fields(self) -> dict[str, Any]:
         return {
             "approve": self.approve, "approver": self.approver, "automatic": self.automatic, "channel": self.channel,
             "credential": self.credential, "execute_by": self.execute_by, "fingerprint": self.fingerprint,
@@ -169,10 +236,19 @@ class Vote:
             "tenant": self.tenant,
         }
 
+    def challenge(self, at: int) -> bytes:
+        """Return the 32 bytes that a passkey signs: the digest of every field but the evidence itself.
+
+        Args:
+            at: When the decision was put to the person, epoch milliseconds (`Evidence.at`).
+        """
+        return fingerprint.decision_digest(canonical.canonicalize({**self._fields(), "at": at}))
+
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Vote:
         """Read verified fields strictly; raises `InvalidApprovalError` on any other shape."""
-        _exactly(fields, _VOTE_FIELDS)
+        proven = "evidence" in fields
+        _exactly(fields, _VOTE_FIELDS | {"evidence"} if proven else _VOTE_FIELDS)
         names, roles = fields["names"], fields["roles"]
         if not (isinstance(names, list) and isinstance(roles, list)):
             raise _refuse()
@@ -188,6 +264,7 @@ class Vote:
             reason=_optional_text(fields["reason"]), response=_optional_text(fields["response"]),
             nonce=_text(fields["nonce"]),
             execute_by=None if execute_by is None else _time(execute_by), at=fields["issued_at"],
+            evidence=Evidence.from_text(_text(fields["evidence"])) if proven else None,
         )
 
 

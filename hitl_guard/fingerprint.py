@@ -26,6 +26,7 @@ _IDEMPOTENCY = b"hitl-guard/idempotency/v1\0"
 _PLACE = b"hitl-guard/place/v1\0"
 _SNAPSHOT = b"hitl-guard/snapshot/v1\0"
 _HISTORY = b"hitl-guard/history/v1\0"
+_DECISION = b"hitl-guard/decision/v1\0"
 
 
 def joined(*parts: bytes) -> bytes:
@@ -111,6 +112,15 @@ def snapshot_digest(body: bytes) -> str:
 def history_digest(before: str, segment: bytes) -> str:
     """Return the digest of a conversation with one more segment; ``before`` is the one without it, ``""`` at first."""
     return hashlib.sha256(_HISTORY + joined(before.encode(), segment)).hexdigest()
+
+
+def decision_digest(decision: bytes) -> bytes:
+    """Return the 32-byte digest of a decision: what an authenticator signs as its challenge.
+
+    Args:
+        decision: Canonical bytes of the decision's fields and the time when it was put to the person.
+    """
+    return hashlib.sha256(_DECISION + decision).digest()
 
 
 def spend_key(scope: Scope, request_id: str) -> bytes:

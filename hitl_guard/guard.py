@@ -28,6 +28,7 @@ from .keyring import Keyring
 from .lifecycle import ask, claim, settle
 from .lifecycle.bound import Bound
 from .lifecycle.desk import ROUNDS, Desk, Reading, busy, unknown
+from .lifecycle.passkeys import relying_party
 from .lifecycle.record import Record, to_request
 from .lifecycle.refusals import (
     check_fingerprint,
@@ -77,6 +78,8 @@ class Guard(People, DropIn):
         if loaded.needs_recheck and directory is None:
             raise ConfigurationError("A policy rule says 'recheck_approvers': give the guard a directory.")
         self._desk = Desk(store, Signer(ring), loaded, directory, settings or Settings())
+        if loaded.needs_passkey:
+            relying_party(self._desk)
         self._desk.know(tools)
         self._desk.check_names()
         store.check()
@@ -168,7 +171,7 @@ class Guard(People, DropIn):
                         return to_request(record)
                     refuse_state(record)
                 verdict = self._judge(bound, reading, own)
-                made, added = ask.asked(self._desk, bound, reading, verdict)
+                made, added = ask.asked(self._desk, bound, reading, verdict, steps)
         except (RefusedError, CanonicalizationError) as refusal:
             return refusal
         # A new tenant's first control row is written once, however many calls are asked for.
@@ -311,7 +314,9 @@ class Guard(People, DropIn):
             needs = tuple(dict.fromkeys((*record.details.requirements, *verdict.requirements)))
             # Who stands behind the call now (another agent, say, with another owner) may not have approved it either.
             who = record.details.parties.joined(bound.parties)
-            check_decisions(needs, who, record.votes, directory=self._desk.directory)
+            check_decisions(
+                needs, who, record.votes, directory=self._desk.directory, settings=self._desk.settings
+            )
         # 12 the claim
         if again:
             return claim.claim_again(self._desk, reading, record)

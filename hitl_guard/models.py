@@ -232,7 +232,10 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One verified vote on a request. ``state`` is the request's state after it."""
+    """One verified vote on a request. ``state`` is the request's state after it.
+
+    ``evidence``: ``hmac`` (the guard's own signature), or ``passkey`` where the person's authenticator signed it too.
+    """
 
     request_id: str
     tenant: str
@@ -248,6 +251,7 @@ class Decision:
     automatic: bool = False
     response: Any = None
     state: str = "pending"
+    evidence: str = "hmac"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +265,9 @@ class ApprovalRequest:
         reason: Why the policy asks.
         execute_by: End of the execution window once approved, else None.
         version: Number of events of this request so far.
+        requesters, agent_names: Every name of the requester's side and of the agent, folded for comparison
+            (see `lifecycle.rights`).
+        definition: What the model was told about the tool, or None; its schema says which arguments are secret.
     """
 
     id: str
@@ -287,6 +294,9 @@ class ApprovalRequest:
     votes: tuple[Decision, ...]
     version: int
     token: str = field(repr=False)
+    requesters: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    agent_names: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    definition: ToolDefinition | None = field(default=None, repr=False, compare=False)
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from .errors import ConfigurationError, NotAuthorisedError
-from .lifecycle import control, decide, settle
+from .lifecycle import control as controls
+from .lifecycle import decide, enrolment, floods, settle
+from .lifecycle.control import Control
+from .lifecycle.credentials import Assertion, Challenge, Credential, Registration
 from .lifecycle.desk import Desk
-from .lifecycle.listing import Page, listed, sweep
+from .lifecycle.dossier import Dossier, compiled
+from .lifecycle.listing import Page, ended, listed, sweep
 from .lifecycle.record import to_request
 from .models import ApprovalRequest, Decision, Principal, check_optional, check_reason, check_text
 
@@ -23,7 +27,7 @@ class People:
     def decide(
         self, request_id: str, *, approver: Principal, approve: bool, fingerprint: str, reason: str | None = None,
         arguments: Any = None, respond: Any = None, channel: str = "api", credential: str | None = None,
-        execute_within: int | None = None,
+        execute_within: int | None = None, evidence: Assertion | None = None, mute: int | None = None,
     ) -> Decision:
         """Record one person's decision.
 
@@ -34,15 +38,81 @@ class People:
             arguments: Approve these instead (needs ``edit: true`` in the rule).
             respond: With a denial: a value for the model in place of the tool's result.
             channel: Where the decision came from. execute_within: Shorten the window to run, in milliseconds.
+            evidence: The answer of the approver's passkey to a `challenge` that was made of the same arguments.
+            mute: With a denial: for so many milliseconds (thirty days at most) new requests of the same requester for
+                the same tool are denied without asking anybody, as far as this approver could have denied them. A
+                request that is being made at this moment may still come through. `unmute` ends it.
 
         Raises:
             DecisionError: nothing changed; ``code`` says why.
             UnavailableError: nobody can tell now.
         """
         ballot = decide.Ballot(
-            request_id, approver, approve, fingerprint, reason, arguments, respond, channel, credential, execute_within
+            request_id, approver, approve, fingerprint, reason, arguments, respond, channel, credential, execute_within,
+            evidence, mute,
         )
         return self._people(lambda: decide.decide(self._desk, ballot), approver, request_id)
+
+    def challenge(
+        self, request_id: str, *, approver: Principal, approve: bool, fingerprint: str, reason: str | None = None,
+        arguments: Any = None, respond: Any = None, channel: str = "inbox", execute_within: int | None = None,
+        mute: int | None = None,
+    ) -> Challenge:
+        """Put a decision to the approver's passkeys: they sign the digest of it, and of nothing else.
+
+        Give the answer to `decide` within five minutes, with the same arguments: anything that differs is refused, and
+        an answer makes one decision only. The arguments are those of `decide`.
+
+        Raises:
+            DecisionError: the decision would be refused, or the approver has no passkey (``detail`` evidence).
+            ConfigurationError: the settings name no ``rp_id``, or the package ``webauthn`` is missing.
+        """
+        ballot = decide.Ballot(
+            request_id, approver, approve, fingerprint, reason, arguments, respond, channel, None, execute_within,
+            mute=mute,
+        )
+        return self._people(lambda: decide.challenge(self._desk, ballot), approver, request_id)
+
+    def passkey_registration(self, principal: Principal) -> Registration:
+        """Return what a person's browser needs to make a passkey; the person's login is yours to check, freshly."""
+        return self._people(lambda: enrolment.begin(self._desk, principal), principal, None)
+
+    def register_passkey(
+        self, principal: Principal, *, ticket: str, response: Mapping[str, Any], name: str,
+        confirm: Mapping[str, Any] | None = None,
+    ) -> Credential:
+        """Store the passkey that a browser made; the audit log tells.
+
+        Args:
+            ticket: The registration's. response: What ``toJSON()`` of the new credential gave. name: For the owner.
+            confirm: What ``toJSON()`` gave for `Registration.confirm`: a person who has a passkey adds others with it.
+
+        Raises:
+            DecisionError: nothing was stored; ``detail`` says why (evidence, registered, limit, kind).
+        """
+        return self._people(
+            lambda: enrolment.register(
+                self._desk, principal, ticket=ticket, response=response, name=name, confirm=confirm
+            ),
+            principal, None,
+        )
+
+    def passkeys(self, principal: Principal) -> tuple[Credential, ...]:
+        """Return a person's passkeys that count, oldest first."""
+        return enrolment.listed(self._desk, principal)
+
+    def remove_passkey(self, credential_id: str, *, by: Principal, owner: str | None = None) -> None:
+        """Remove a passkey: one's own while another is left, or as an operator anybody's.
+
+        It cannot be registered again. Decisions that it proved before stay proven.
+
+        Args:
+            owner: The id of the principal whose passkey it is, in the tenant of ``by``; None for one's own.
+
+        Raises:
+            DecisionError: ``not-authorised``, detail unknown or role.
+        """
+        self._people(lambda: enrolment.remove(self._desk, credential_id, by, owner), by, None)
 
     def revoke(self, request_id: str, *, by: Principal, reason: str | None = None) -> None:
         """Withdraw an open request, also an approved or suspended one; raises `DecisionError` when it cannot."""
@@ -61,21 +131,55 @@ class People:
         """Return verified open requests, the most urgent first. ``tenant=None`` (in process only): of every tenant."""
         return listed(self._desk, tenant=tenant, run_id=run_id, states=states, limit=limit, after=after)
 
+    def ended(
+        self, *, tenant: str, run_id: str | None = None, limit: int = 50, after: str | None = None
+    ) -> Page:
+        """Return verified requests that ended, the newest end first; what the policy approved by itself is left out.
+
+        Requests that ended before the schema kept them in this list are not in it (`get` has them).
+        """
+        return ended(self._desk, tenant=tenant, run_id=run_id, limit=limit, after=after)
+
+    def dossier(self, request_id: str, *, tenant: str = "default") -> Dossier:
+        """Return everything about one request that an approver's page shows; raises as `get`."""
+        return compiled(self._desk, request_id, tenant)
+
     def get(self, request_id: str, *, tenant: str = "default") -> ApprovalRequest:
         """Return one verified request in whatever state; raises `InvalidApprovalError` for unknown and foreign ids."""
         return to_request(self._desk.find(tenant, request_id)[1])
+
+    def control(self, tenant: str = "default") -> Control:
+        """Return what is paused and muted in a tenant, and which policy version must be in force, verified."""
+        reading = self._desk.read(check_text("tenant", tenant))
+        return controls.at(reading.control, reading.now)
+
+    def unmute(self, *, by: Principal, user: str, tool: str, reason: str | None = None) -> None:
+        """Lift the mutes of a requester's calls of a tool: an operator all of them, anybody else the own one."""
+        name, role = floods.name_of(check_text("user", user)), self._desk.settings.operator_role
+        check_text("tool", tool)
+
+        def change(control: Control) -> Control:
+            operates = _operates(by, role)
+            new = controls.unmuted(name, tool, None if operates else by.id)(control)
+            if new.mutes == control.mutes and not operates:
+                raise NotAuthorisedError(
+                    f"You muted no such calls; what others muted needs the role '{role}'.", detail="role"
+                )
+            return new
+
+        self._change(change, by, reason, operators=False)
 
     def pause(
         self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None
     ) -> None:
         """Stop a tool, an agent or (neither given) everything of the operator's tenant, before its next claim."""
-        self._change(control.paused(*_what(tool, agent)), by, reason)
+        self._change(controls.paused(*_what(tool, agent)), by, reason)
 
     def resume(
         self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None
     ) -> None:
         """Take one pause away; with neither tool nor agent the one of everything (single pauses stay)."""
-        self._change(control.resumed(*_what(tool, agent)), by, reason)
+        self._change(controls.resumed(*_what(tool, agent)), by, reason)
 
     def activate_policy(self, version: str | None, *, by: Principal, reason: str | None = None) -> None:
         """Let only nodes with this policy version run gated calls in the operator's tenant; None lifts that again.
@@ -84,17 +188,21 @@ class People:
         (`Guard.policy_version`): a node that was forgotten then refuses with ``policy-changed``.
         """
         check_optional("version", version)
-        self._change(control.with_policy(version), by, reason)
+        self._change(controls.with_policy(version), by, reason)
 
-    def _change(self, change: Callable[[control.Control], control.Control], by: Principal, reason: str | None) -> None:
+    def _change(
+        self, change: Callable[[Control], Control], by: Principal, reason: str | None, *, operators: bool = True
+    ) -> None:
         if not isinstance(by, Principal):
             raise ConfigurationError("'by' must be a Principal.")
         check_reason(reason)
-        self._people(lambda: self._changed(change, by, reason), by, None)
+        self._people(lambda: self._changed(change, by, reason, operators), by, None)
 
-    def _changed(self, change: Callable[[control.Control], control.Control], by: Principal, reason: str | None) -> None:
+    def _changed(
+        self, change: Callable[[Control], Control], by: Principal, reason: str | None, operators: bool
+    ) -> None:
         role = self._desk.settings.operator_role
-        if role not in by.roles or by.kind == "agent":
+        if operators and not _operates(by, role):
             raise NotAuthorisedError(
                 f"This needs a person or service with the role '{role}' (--role on the command line).", detail="role"
             )
@@ -109,6 +217,10 @@ class People:
         name = by.id if isinstance(by, Principal) else None
         with self._desk.refusals("decision:refused", tenant=tenant, by=name, request=request_id):
             return decide.as_decision_error(action)
+
+
+def _operates(by: Principal, role: str) -> bool:
+    return role in by.roles and by.kind != "agent"
 
 
 def _what(tool: str | None, agent: str | None) -> tuple[str, str]:

@@ -42,7 +42,7 @@ class Draft:
         at: Epoch milliseconds, the operation's one reading of the database's clock.
         body: Canonical JSON bytes of what the event records.
         request_id, version: The request and the event's number in it, from 1; None, None for an event of no request.
-        spend_key: 32 bytes, unique over the whole store: present only on a claim.
+        spend_key: 32 bytes, unique over the whole store: what a claim spends, or the challenge that a passkey answered.
     """
 
     type: str
@@ -92,6 +92,20 @@ class ControlRow:
 
     tenant: str
     version: int
+    body: bytes
+
+
+@dataclass(slots=True)
+class CredentialRow:
+    """One approver's passkey.
+
+    Attributes:
+        key: 32-byte digest of the credential's id. owner: 32-byte digest of tenant and principal.
+        body: A signed text as ASCII bytes.
+    """
+
+    key: bytes
+    owner: bytes
     body: bytes
 
 
@@ -157,3 +171,11 @@ CONTROL_PREFIX = "control:"
 def control_record(tenant: str) -> str:
     """Return the request id under which a tenant's control events are stored (version = the control row's version)."""
     return CONTROL_PREFIX + hashlib.sha256(tenant.encode()).hexdigest()
+
+
+CREDENTIAL_PREFIX = "credential:"
+
+
+def credential_record(key: bytes) -> str:
+    """Return the request id under which a passkey's events are stored: version 1 registers it, version 2 removes it."""
+    return CREDENTIAL_PREFIX + key.hex()

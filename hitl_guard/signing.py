@@ -25,7 +25,9 @@ FORMAT_VERSION = 1
 MAC_BYTES = 32
 MAX_TOKEN_BYTES = 262_144
 MAX_TIME_MS = 2**53 - 1
-PURPOSES = frozenset({"request", "event", "decision", "snapshot", "control", "session", "link", "cursor", "webhook"})
+PURPOSES = frozenset({
+    "request", "event", "decision", "snapshot", "control", "credential", "session", "link", "cursor", "webhook",
+})
 """What a key may sign, each under a derived key of its own; a MAC of one purpose never verifies as another."""
 
 COMMON_FIELDS = frozenset({"alg", "epoch", "issued_at", "kid", "type", "v"})

@@ -239,8 +239,8 @@ def open_store(make_database: Callable[..., Database]) -> Iterator[Callable[...,
     """
     opened: list[SQLStore] = []
 
-    def open_(database: Database, **limits: int) -> SQLStore:
-        opened.append(SQLStore(database.url, **limits))
+    def open_(database: Database, **options: Any) -> SQLStore:
+        opened.append(SQLStore(database.url, **options))
         return opened[-1]
 
     yield open_

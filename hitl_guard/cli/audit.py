@@ -16,18 +16,22 @@ def audit() -> None:
 
 @audit.command()
 @setup_options(tenant=False)
+@click.option("--origin", "origins", multiple=True, metavar="ORIGIN",
+              help="Where the approval page is, e.g. https://approvals.example.org: a passkey's answer from elsewhere "
+                   "is a finding. Repeatable; when omitted, the domain that the passkey was registered for decides.")
 @json_option
 @click.pass_context
-def verify(ctx: click.Context, setup: Setup, as_json: bool) -> None:
-    """Verify every chain, request and control row of all tenants against the keys.
+def verify(ctx: click.Context, setup: Setup, origins: tuple[str, ...], as_json: bool) -> None:
+    """Verify every chain, request, control row and passkey of all tenants against the keys.
 
-    Exit code 1 when anything was edited, moved or removed from the middle.
+    What a passkey proved is verified again against the decision itself, with the public key that was registered. Exit
+    code 1 when anything was edited, moved or removed from the middle.
     """
     from ..lifecycle import ledger
     from ..render import escape
 
     with setup.store() as store:
-        report = ledger.verify(setup.desk(store))
+        report = ledger.verify(setup.desk(store), origins=origins)
     if as_json:
         say_json(dataclasses.asdict(report))
     else:

@@ -1,4 +1,4 @@
-"""`hitl-guard control`: the kill switch of a tenant."""
+"""`hitl-guard control`: the kill switch of a tenant, and its mutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ._common import Command, Setup, json_option, say, say_json, setup_options
 
 @click.group()
 def control() -> None:
-    """Pause and resume tools, agents or everything."""
+    """Pause and resume tools, agents or everything; lift what approvers muted."""
 
 
 def _target(command: Command) -> Command:
@@ -26,14 +26,17 @@ def _target(command: Command) -> Command:
 @setup_options()
 @json_option
 def show(setup: Setup, as_json: bool) -> None:
-    """Show what is paused, and which policy version must be in force."""
-    from ..render import escape
+    """Show what is paused and muted, and which policy version must be in force."""
+    from ..lifecycle.control import at
+    from ..render import escape, left, utc
 
     with setup.store() as store:
-        row = setup.desk(store).read(setup.tenant).control
+        reading = setup.desk(store).read(setup.tenant)
+    row, now = at(reading.control, reading.now), reading.now
     pauses = sorted(row.pauses)
     if as_json:
         say_json({
+            "mutes": [mute.to_json() for mute in row.mutes], "now": now,
             "pauses": [{"kind": kind, "name": name} for kind, name in pauses], "policy": row.policy,
             "restored": row.restored, "tenant": row.tenant, "version": row.version,
         })
@@ -45,6 +48,10 @@ def show(setup: Setup, as_json: bool) -> None:
         say("everything is paused" if kind == "all" else f"{escape(kind)} {escape(name)} is paused")
     if not pauses:
         say("No pause is set.")
+    for mute in row.mutes:
+        until = f"{utc(mute.until)} ({left(mute.until, now)})"
+        say(f"{escape(mute.tool)} for {escape(mute.user)} is muted until {until}, by {escape(mute.by)} with "
+            f"{escape(mute.request_id)}")
     say(f"Control row version {row.version}; policy in force: {escape(row.policy or 'as each host has it')}")
 
 
@@ -71,6 +78,22 @@ def resume(setup: Setup, tool: str | None, agent: str | None, reason: str | None
     with setup.store() as store:
         setup.guard(store).resume(by=setup.principal(), tool=tool, agent=agent, reason=reason)
     say(f"Resumed {_what(tool, agent)}.")
+
+
+@control.command()
+@setup_options(actor=True)
+@click.option("--user", metavar="ID", required=True, help="The requester.")
+@click.option("--tool", metavar="NAME", required=True, help="The tool.")
+@click.option("--reason", metavar="TEXT", help="Kept in the audit log.")
+def unmute(setup: Setup, user: str, tool: str, reason: str | None) -> None:
+    """Let a requester's calls of a tool be asked about again: your own mute, or with --role operator everybody's."""
+    from ..render import escape
+
+    if "" in (user, tool):
+        raise click.UsageError("--user and --tool need a name.")
+    with setup.store() as store:
+        setup.guard(store).unmute(by=setup.principal(), user=user, tool=tool, reason=reason)
+    say(f"Unmuted the tool {escape(tool)} for {escape(user)}.")
 
 
 def _check(tool: str | None, agent: str | None) -> None:

@@ -12,8 +12,9 @@ from ..errors import CanonicalizationError, DecisionError
 from ._common import Duration, Setup, counted, json_option, say, say_json, setup_options
 
 if TYPE_CHECKING:
-    from ..guard import Guard
-    from ..lifecycle.listing import Damaged
+    from collections.abc import Callable
+
+    from ..lifecycle.listing import Damaged, Page
     from ..models import ApprovalRequest
 
 _STATES = ("pending", "approved", "executing", "suspended", "in_doubt")
@@ -57,16 +58,26 @@ def requests() -> None:
 @click.option("--run", "run_id", metavar="ID", help="Only those of this run.")
 @click.option("--state", "states", multiple=True, type=click.Choice([*_STATES, "all"]), default=["pending"],
               show_default=True, help="Only those in this state. Repeatable.")
+@click.option("--ended", is_flag=True, help="List those that ended instead, the newest first.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many at most.")
 @json_option
 def list_(
-    setup: Setup, all_tenants: bool, run_id: str | None, states: tuple[str, ...], limit: int, as_json: bool
+    setup: Setup, all_tenants: bool, run_id: str | None, states: tuple[str, ...], ended: bool, limit: int,
+    as_json: bool,
 ) -> None:
     """List open requests, the most urgent first. The arguments stand in `requests show ID`, complete."""
     wanted = _STATES if "all" in states else states
+    if ended and (all_tenants or wanted != ("pending",)):
+        raise click.UsageError("--ended lists one tenant's requests in every state that is an end.")
     with setup.store() as store:
-        tenant = None if all_tenants else setup.tenant
-        found, damaged, more = _collect(setup.guard(store), tenant, run_id, wanted, limit)
+        guard, tenant = setup.guard(store), None if all_tenants else setup.tenant
+
+        def page(after: str | None) -> Page:
+            if ended:
+                return guard.ended(tenant=setup.tenant, run_id=run_id, limit=500, after=after)
+            return guard.pending(tenant=tenant, run_id=run_id, states=wanted, limit=500, after=after)
+
+        found, damaged, more = _collect(page, limit)
         now = store.now()
     if as_json:
         from ..render import request_json
@@ -81,20 +92,20 @@ def list_(
     for one in damaged:
         say(_damaged_line(one))
     if not found and not damaged:
-        say("Nothing waits.")
+        say("Nothing ended." if ended else "Nothing waits.")
     if more:
         click.echo("There are more; see --limit.", err=True)
 
 
 def _collect(
-    guard: Guard, tenant: str | None, run_id: str | None, states: tuple[str, ...], limit: int
+    page_after: Callable[[str | None], Page], limit: int
 ) -> tuple[list[ApprovalRequest], list[Damaged], bool]:
     """Return up to ``limit`` requests, the damaged ones met on the way, and whether there are more."""
     found: list[ApprovalRequest] = []
     damaged: list[Damaged] = []
     after: str | None = None
     while True:
-        page = guard.pending(tenant=tenant, run_id=run_id, states=states, limit=500, after=after)
+        page = page_after(after)
         found += page
         damaged += page.damaged
         after = page.next
@@ -221,7 +232,10 @@ def _confirmed(request: ApprovalRequest, edited: bytes | None, now: int) -> str:
 @_fingerprint
 @click.option("--reason", metavar="TEXT", help="The model gets it.")
 @click.option("--respond", metavar="JSON", help="The model gets this value in place of the tool's result.")
-def deny(setup: Setup, request_id: str, fingerprint: str | None, reason: str | None, respond: str | None) -> None:
+@click.option("--mute", type=Duration(), help="Deny this requester's calls of this tool unasked for so long, e.g. 1h.")
+def deny(
+    setup: Setup, request_id: str, fingerprint: str | None, reason: str | None, respond: str | None, mute: int | None
+) -> None:
     """Deny a request."""
     from ..render import escape
 
@@ -232,7 +246,7 @@ def deny(setup: Setup, request_id: str, fingerprint: str | None, reason: str | N
         shown = request.fingerprint if fingerprint is None else _full(request, fingerprint)
         decision = guard.decide(
             request.id, approver=setup.principal(), approve=False, fingerprint=shown, reason=reason, respond=value,
-            channel="cli",
+            channel="cli", mute=mute,
         )
     say(f"Denied {escape(decision.request_id)}.")
 

@@ -13,6 +13,7 @@ from ..models import ApprovalRequest, Requirement
 from ..policy.core import Status, Verdict
 from ..rows import Draft, RequestRow
 from ..store.base import AddRequest, Append, Step
+from . import floods
 from .bound import Bound
 from .control import steps_to_replace
 from .desk import Desk, Reading, new_id
@@ -70,8 +71,10 @@ def envelope_of(
     ), details
 
 
-def sign(desk: Desk, envelope: Envelope, details: Details, bound: Bound, reading: Reading) -> AddRequest:
-    """Return the step that stores a new request."""
+def sign(
+    desk: Desk, envelope: Envelope, details: Details, bound: Bound, reading: Reading, *, seen: bool = True
+) -> AddRequest:
+    """Return the step that stores a new request. ``seen``: whether people are asked about it."""
     text = desk.signer.sign("request", REQUEST_TYPE, envelope.to_fields(), now=envelope.issued_at)
     original = envelope.supersedes[1] if envelope.supersedes else envelope.fingerprint
     row = RequestRow(
@@ -79,7 +82,12 @@ def sign(desk: Desk, envelope: Envelope, details: Details, bound: Bound, reading
         identity=fingerprint.identity(envelope.scope, original), generation=reading.generation, envelope=text,
         arguments=bound.canonical, details=details_bytes(details),
     )
-    return AddRequest(row, fingerprint.run_digest(envelope.scope.tenant, envelope.scope.run), envelope.decide_by)
+    return AddRequest(
+        row, fingerprint.run_digest(envelope.scope.tenant, envelope.scope.run), envelope.decide_by,
+        requester=floods.requester_digest(envelope.scope) if seen else None,
+        desk=floods.desk_digest(envelope.scope.tenant, details.requirements) if seen else floods.UNSEEN,
+        added_at=envelope.issued_at,
+    )
 
 
 def digest_of(row: RequestRow) -> str:
@@ -108,14 +116,26 @@ def ask(desk: Desk, bound: Bound, reading: Reading, verdict: Verdict) -> Record 
     return None if desk.store.write([*control_steps(desk, reading), *steps], desk.sealer) is None else record
 
 
-def asked(desk: Desk, bound: Bound, reading: Reading, verdict: Verdict) -> tuple[Record, list[Step]]:
+def asked(
+    desk: Desk, bound: Bound, reading: Reading, verdict: Verdict, among: Sequence[Step] = ()
+) -> tuple[Record, list[Step]]:
     """Return a new request for the call, and the steps that store it.
 
     An overdue request of the same identity is ended as expired, an outdated one as superseded, in the same
     transaction.
+
+    Args:
+        among: Steps that are committed before these, in the same transaction.
+
+    Raises:
+        ApprovalDeniedError: a person muted such calls. LimitError: too many requests wait for people.
     """
-    envelope, details = envelope_of(desk, bound, verdict, reading, supersedes=_replaced(reading))
+    replaced = _replaced(reading)
+    envelope, details = envelope_of(desk, bound, verdict, reading, supersedes=replaced)
+    floods.check_muted(desk, envelope.scope, details, reading)
     added = sign(desk, envelope, details, bound, reading)
+    if replaced is None:  # else one goes as one comes
+        floods.check_room(desk, added, reading, among)
     # What was signed a moment ago needs no second look before it is shown.
     record = Record(
         envelope, details, added.row, (), (), "pending", "pending", None, None, digest_of(added.row)

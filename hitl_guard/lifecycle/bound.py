@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from .. import canonical, fingerprint
 from ..errors import CanonicalizationError, ConfigurationError, ToolChangedError
@@ -15,6 +15,18 @@ from .control import Control
 from .rights import Parties, parties
 from .settings import Settings
 from .toolspec import ToolSpec, validate
+
+
+class Asked(Protocol):
+    """What is compared with a request: of a whole call (`Bound`), or of what a client says about one."""
+
+    @property
+    def scope(self) -> Scope:
+        """Where it is to count."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What stands for tool and arguments."""
 
 
 @dataclass(slots=True)

@@ -81,7 +81,7 @@ def claim_automatic(desk: Desk, bound: Bound, reading: Reading, verdict: Verdict
     if _control_was_missing(desk, reading):
         return None
     envelope, details = ask.envelope_of(desk, bound, verdict, reading)
-    added = ask.sign(desk, envelope, details, bound, reading)
+    added = ask.sign(desk, envelope, details, bound, reading, seen=False)
     digest, claim_id = ask.digest_of(added.row), new_id()
     key = fingerprint.spend_key(bound.scope, envelope.request_id)
     execute_by = reading.now + envelope.execute_within

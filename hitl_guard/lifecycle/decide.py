@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from .. import fingerprint
 from ..envelope import Vote
 from ..errors import (
     ArgsMismatchError,
@@ -14,23 +13,21 @@ from ..errors import (
     ConfigurationError,
     DecisionError,
     ExpiredError,
-    NotAuthorisedError,
     PolicyChangedError,
-    PolicyDeniedError,
     RefusedError,
     RevokedError,
     SupersededError,
 )
 from ..models import Decision, Principal, check_reason
-from ..policy.core import Status, Verdict
-from ..store.base import Step
-from . import ask
+from ..store.base import Append, Step
+from . import ask, floods, passkeys
 from . import state as states
-from .bound import Bound
+from .credentials import Assertion, Challenge
 from .desk import ROUNDS, Desk, Reading, busy, new_id
+from .editing import check_window, edited, execute_by
+from .passkeys import Proof
 from .record import Record, to_decision
 from .rights import entitled, folded, met
-from .toolspec import validate
 
 T = TypeVar("T")
 
@@ -44,6 +41,8 @@ class Ballot:
         arguments: Other arguments to run instead (an edit), or None.
         respond: A value to hand the model instead of running the tool (with a denial), or None.
         execute_within: Milliseconds, to shorten the execution window; or None.
+        evidence: The answer of the approver's passkey to a `challenge` of exactly this decision, or None.
+        mute: Milliseconds for which the requester's calls of this tool are denied unasked (with a denial), or None.
     """
 
     request_id: str
@@ -56,6 +55,8 @@ class Ballot:
     channel: str
     credential: str | None
     execute_within: int | None
+    evidence: Assertion | None = None
+    mute: int | None = None
 
 
 def check_ballot(ballot: Ballot) -> None:
@@ -83,8 +84,16 @@ def check_ballot(ballot: Ballot) -> None:
         wrong = "'channel' must say where the decision came from"
     elif ballot.credential is not None and (type(ballot.credential) is not str or not ballot.credential):
         wrong = "'credential' must be the id of a credential"
+    elif ballot.mute is not None and (
+        ballot.approve or type(ballot.mute) is not int or not 1 <= ballot.mute <= floods.MAX_MUTE
+    ):
+        wrong = f"'mute' goes with a denial and is a number of milliseconds from 1 to {floods.MAX_MUTE}"
     elif "" in folded(ballot.approver.names()):
         wrong = "an id of the approver is blank"
+    elif ballot.evidence is not None and not isinstance(ballot.evidence, Assertion):
+        wrong = "'evidence' must be an Assertion"
+    elif ballot.evidence is not None and ballot.credential is not None:
+        wrong = "with evidence the passkey itself is the credential"
     if wrong is not None:
         raise DecisionError(f"The decision was not accepted: {wrong}.", detail="malformed")
 
@@ -94,26 +103,60 @@ def decide(desk: Desk, ballot: Ballot) -> Decision:
     check_ballot(ballot)
     for _ in range(ROUNDS):
         reading, record = desk.find(ballot.approver.tenant, ballot.request_id)
-        vote = _vote(ballot, record, reading.now, desk)
-        done = _judge(desk, ballot, vote, record, reading)
+        proof = None
+        if ballot.evidence is not None:
+            proof = passkeys.proof(
+                desk, ballot.approver, ballot.request_id, ballot.evidence, _terms(ballot), reading.now
+            )
+        vote = _vote(ballot, record, reading.now, desk, proof)
+        done = _judge(desk, ballot, vote, record, reading, proof)
         if done is not None:
             return done
     raise busy()
 
 
-def _vote(ballot: Ballot, record: Record, now: int, desk: Desk) -> Vote:
+def challenge(desk: Desk, ballot: Ballot) -> Challenge:
+    """Put a decision to the approver's passkeys, after every check that `decide` would make by now.
+
+    What the authenticator signs is the digest of the complete decision, its nonce and this moment included. `decide`
+    builds the decision anew from its own ballot: whatever differs by then was not signed.
+    """
+    check_ballot(ballot)
+    reading, record = desk.find(ballot.approver.tenant, ballot.request_id)
+    proof = passkeys.announced(desk, reading.now)
+    vote = _vote(ballot, record, reading.now, desk, proof)
+    entitled(record.details.requirements, record.details.parties, vote)
+    _check_open(desk, ballot, vote, record, reading)
+    if ballot.arguments is not None:
+        vote = edited(desk, ballot.arguments, vote, record, reading, proof.request_id, ballot.execute_within).vote
+    return passkeys.challenged(desk, ballot.approver, ballot.request_id, vote, _terms(ballot), reading.now)
+
+
+def _terms(ballot: Ballot) -> dict[str, Any]:
+    """Return what a ballot brings and its vote does not hold; with a passkey it is bound through the ticket."""
+    return {} if ballot.mute is None else {"mute": ballot.mute}
+
+
+def _vote(ballot: Ballot, record: Record, now: int, desk: Desk, proof: Proof | None = None) -> Vote:
+    """Return the decision that a ballot makes of a request; with a proof the one that was put to the passkey."""
     approver, within = ballot.approver, record.envelope.execute_within
+    evidence = None if proof is None else proof.evidence
     response = None if ballot.respond is None else desk.canonical_value(ballot.respond).decode()
     return Vote(
         tenant=record.row.tenant, request_id=record.row.id, fingerprint=record.envelope.fingerprint,
         policy_version=record.envelope.policy_version, approver=approver.id, kind=approver.kind,
-        names=tuple(sorted(folded(approver.names()))), roles=approver.roles, channel=ballot.channel,
+        names=tuple(sorted(folded(approver.names()))),
+        # Roles may come in another order with each request; an authenticator signs one.
+        roles=approver.roles if evidence is None else tuple(sorted(set(approver.roles))), channel=ballot.channel,
         credential=ballot.credential, approve=ballot.approve, automatic=False, reason=ballot.reason or None,
-        response=response, nonce=new_id(), execute_by=now + min(ballot.execute_within or within, within), at=now,
+        response=response, nonce=new_id() if proof is None else proof.nonce,
+        execute_by=execute_by(now, evidence, within, ballot.execute_within), at=now, evidence=evidence,
     )
 
 
-def _judge(desk: Desk, ballot: Ballot, vote: Vote, record: Record, reading: Reading) -> Decision | None:
+def _judge(
+    desk: Desk, ballot: Ballot, vote: Vote, record: Record, reading: Reading, proof: Proof | None
+) -> Decision | None:
     """Check one decision against one reading. None: another transition won; read again.
 
     The order is not that of `Guard.authorize`, which decides whether a tool runs: here the right to decide comes first,
@@ -121,11 +164,33 @@ def _judge(desk: Desk, ballot: Ballot, vote: Vote, record: Record, reading: Read
 
     1. the approver's right (people, self-approval, role, channel)  2. the same decision again: no second one
     3. state and decision window  4. the fingerprint that was shown  5. the policy version  6. one decision a person
+    7. the passkey's signature, where there is one, over exactly what is written
     """
     entitled(record.details.requirements, record.details.parties, vote)  # 1
     mine = _same_vote(record, vote, ballot.fingerprint)  # 2
     if mine is not None and ballot.arguments is None and record.state != "superseded":
-        return to_decision(mine, record.state)
+        again = floods.muting(desk, record, mine, ballot.mute, reading)
+        return None if again and desk.store.write(again, desk.sealer) is None else to_decision(mine, record.state)
+    _check_open(desk, ballot, vote, record, reading)  # 3 to 6
+    if ballot.arguments is not None:
+        return _edit(desk, ballot, ballot.arguments, vote, record, reading, proof)
+    step = ask.vote_step(
+        desk, vote, record.row, record.digest, kind=_kind(record, vote), version=record.version + 1, last=record.last,
+        now=reading.now, before=record.envelope.decide_by,
+    )
+    mute = floods.muting(desk, record, vote, ballot.mute, reading)
+    if desk.store.write([*_proven(desk, vote, step, proof), *mute], desk.sealer) is None:  # 7
+        return None
+    return to_decision(vote, states.fold((step.draft.type,)))
+
+
+def _proven(desk: Desk, vote: Vote, step: Append, proof: Proof | None) -> list[Step]:
+    """Return the steps that record a decision: its event alone, or what `Proof.spending` makes of it."""
+    return [step] if proof is None else proof.spending(desk, vote, step)
+
+
+def _check_open(desk: Desk, ballot: Ballot, vote: Vote, record: Record, reading: Reading) -> None:
+    """Checks 3 to 6 of `_judge`."""
     if record.state != "pending":  # 3
         _refuse_ended(desk, record, reading)
     record.check_issued(reading.now, desk.settings.skew)
@@ -135,15 +200,7 @@ def _judge(desk: Desk, ballot: Ballot, vote: Vote, record: Record, reading: Read
         raise PolicyChangedError("The policy changed since this was asked. The agent must ask again.")
     if any(set(other.names) & set(vote.names) for other in record.votes):  # 6
         raise DecisionError("You have decided this already.", code="already-decided", decided_by=vote.approver)
-    if ballot.arguments is not None:
-        return _edit(desk, ballot, ballot.arguments, vote, record, reading)
-    step = ask.vote_step(
-        desk, vote, record.row, record.digest, kind=_kind(record, vote), version=record.version + 1, last=record.last,
-        now=reading.now, before=record.envelope.decide_by,
-    )
-    if desk.store.write([step], desk.sealer) is None:
-        return None
-    return to_decision(vote, states.fold((step.draft.type,)))
+    check_window(vote)
 
 
 def _kind(record: Record, vote: Vote) -> str:
@@ -175,54 +232,25 @@ def _refuse_ended(desk: Desk, record: Record, reading: Reading) -> None:
 
 
 def _edit(
-    desk: Desk, ballot: Ballot, arguments: Mapping[str, Any] | str | bytes, vote: Vote, record: Record, reading: Reading
+    desk: Desk, ballot: Ballot, arguments: Mapping[str, Any] | str | bytes, vote: Vote, record: Record,
+    reading: Reading, proof: Proof | None,
 ) -> Decision | None:
     """Supersede the request by one with the edited arguments, on which the editor has voted once."""
-    old = record.details
-    if not all(need.edit for need in old.requirements):
-        raise NotAuthorisedError("The policy rule does not let an approver edit the arguments.", detail="edit")
-    raw = desk.canonical_arguments(arguments)
-    validate(old.definition, raw)
-    bound = Bound(
-        tool=old.tool, canonical=raw, fingerprint=fingerprint.fingerprint(old.tool, raw), scope=record.envelope.scope,
-        identity=record.row.identity, definition=old.definition,
-        agent=record.envelope.agent, agents=(), who=old.parties,
-        turn=tuple((tool, ask.stored_bytes(arguments)) for tool, arguments in old.turn),
-        context=None if old.context is None else ask.stored_bytes(dict(old.context)),
-        spec=desk.tools.get(old.tool), _tool_digest=record.envelope.tool_digest,
+    id_ = new_id() if proof is None else proof.request_id
+    new = edited(desk, arguments, vote, record, reading, id_, ballot.execute_within)
+    complete = met(new.details.requirements, new.details.parties, (new.vote,))
+    step = ask.vote_step(
+        desk, new.vote, new.added.row, ask.digest_of(new.added.row), version=1, last=None, now=reading.now,
+        kind="request:approved" if complete else "request:voted", before=record.envelope.decide_by,
     )
-    verdict = _asked_again(desk, bound, record)
-    envelope, details = ask.envelope_of(desk, bound, verdict, reading, supersedes=record, edited=True)
-    entitled(details.requirements, details.parties, vote)
-    added = ask.sign(desk, envelope, details, bound, reading)
-    new_vote = replace(
-        vote, request_id=envelope.request_id, fingerprint=envelope.fingerprint,
-        execute_by=reading.now + min(ballot.execute_within or envelope.execute_within, envelope.execute_within),
-    )
-    complete = met(details.requirements, details.parties, (new_vote,))
     steps: list[Step] = [
-        ask.ending(record, "request:superseded", reading.now, by=envelope.request_id, editor=vote.approver),
-        added,
-        ask.vote_step(
-            desk, new_vote, added.row, ask.digest_of(added.row), version=1, last=None, now=reading.now,
-            kind="request:approved" if complete else "request:voted", before=record.envelope.decide_by,
-        ),
+        ask.ending(record, "request:superseded", reading.now, by=new.added.row.id, editor=vote.approver),
+        new.added,
+        *_proven(desk, new.vote, step, proof),
     ]
     if desk.store.write(steps, desk.sealer) is None:
         return None
-    return to_decision(new_vote, "approved" if complete else "pending")
-
-
-def _asked_again(desk: Desk, bound: Bound, record: Record) -> Verdict:
-    """Evaluate edited arguments; a policy that no longer asks keeps the old requirements, never fewer than one."""
-    verdict = desk.evaluate(bound)
-    if verdict.errors or verdict.status is Status.DENIED:
-        raise PolicyDeniedError("The policy denies the edited arguments.", detail="edit")
-    if verdict.status is Status.USER_APPROVAL:
-        return verdict
-    return replace(
-        verdict, status=Status.USER_APPROVAL, requirements=record.details.requirements, rules=record.details.rules
-    )
+    return to_decision(new.vote, "approved" if complete else "pending")
 
 
 def as_decision_error(action: Callable[[], T]) -> T:

@@ -31,7 +31,7 @@ from ..signing import Signer
 from ..store.base import Append, Loaded, Store
 from . import control as controls
 from . import record as records
-from .bound import Bound, bind, canonical_arguments, canonical_value
+from .bound import Asked, Bound, bind, canonical_arguments, canonical_value
 from .rights import Directory
 from .settings import Settings
 from .threads import resolve
@@ -160,7 +160,7 @@ class Desk:
         self._check_memory(loaded, control, *known)
         return Reading(loaded.now, control, None, 0, loaded.spent)
 
-    def named(self, bound: Bound, request_id: str | None, token: str | bytes | None) -> str | None:
+    def named(self, bound: Asked, request_id: str | None, token: str | bytes | None) -> str | None:
         """Return the request id that a caller names, after checks 1 to 4 of a token (see `Guard.authorize`)."""
         if token is None:
             if request_id is not None and (type(request_id) is not str or not 0 < len(request_id) <= MAX_ID):

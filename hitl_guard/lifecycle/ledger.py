@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
-from .. import audit
-from ..errors import HitlGuardError, KeyRevokedError, StoreRolledBackError
-from ..rows import CONTROL_PREFIX, ControlRow, EventRow, RequestRow, control_record
+from .. import audit, signing
+from ..envelope import Evidence, Vote
+from ..errors import HitlGuardError, InvalidSignatureError, KeyRevokedError, StoreRolledBackError
+from ..rows import (
+    CONTROL_PREFIX,
+    CREDENTIAL_PREFIX,
+    ControlRow,
+    CredentialRow,
+    EventRow,
+    RequestRow,
+    control_record,
+    credential_record,
+)
 from ..signing import Examiner
 from . import control as controls
+from .assertions import library, own_origin, unproven
+from .assertions import verify as verify_proof
+from .credentials import key_of, verify_row
 from .desk import Desk
 
 NO_PREVIOUS = bytes(32)
@@ -47,19 +61,28 @@ class Report:
     void: tuple[Finding, ...] = ()
 
 
-def verify(desk: Desk) -> Report:
-    """Verify everything in the store against the keyring.
+def verify(desk: Desk, *, origins: Sequence[str] = ()) -> Report:
+    """Verify everything in the store against the keyring, and what passkeys proved against the decisions themselves.
+
+    Args:
+        origins: Where the approval page is (or was); a passkey's answer from elsewhere is a finding. Without it, an
+            answer must come from the domain that its passkey was registered for, or from below it.
+
+    Raises:
+        ConfigurationError: there are decisions with passkeys, and the package ``webauthn`` is missing.
 
     A tail cut from a chain that nobody anchored since cannot be seen here; SECURITY.md says what can.
     """
-    return _Audit(desk).report()
+    return _Audit(desk, origins).report()
 
 
 class _Audit:
     """One run over the store, judged at one time."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, origins: Sequence[str]) -> None:
         self._desk = desk
+        self._origins = tuple(origins)
+        self._proven: list[tuple[Vote, Evidence]] = []
         self._examiner = Desk(desk.store, Examiner(desk.signer.keyring), desk.policy, None, desk.settings)
         self._store = desk.store
         self._now = desk.store.now()
@@ -84,6 +107,7 @@ class _Audit:
             requests += row is not None
             findings += self._history(row, request_id, history)
         findings += self._controls()
+        findings += self._passkeys()
         void = tuple(finding for finding in findings if finding.code == KeyRevokedError.default_code)
         faults = tuple(finding for finding in findings if finding.code != KeyRevokedError.default_code)
         return Report(len(chains), events, requests, faults, void)
@@ -136,12 +160,66 @@ class _Audit:
     def _history(self, row: RequestRow | None, request_id: str, history: Sequence[EventRow]) -> list[Finding]:
         where = f"request {request_id}"
         if row is not None:
-            return self._fault(where, lambda desk: desk.verify(row, history, self._now, any_earlier_epoch=True))
-        if not request_id.startswith(CONTROL_PREFIX):
+            return self._fault(where, partial(self._request, row, history))
+        if not request_id.startswith((CONTROL_PREFIX, CREDENTIAL_PREFIX)):
             return [Finding(where, "missing", "Its events are there, the request is gone.")]
         if [event.version for event in history] != list(range(1, len(history) + 1)):
-            return [Finding(f"control {request_id}", "gap", "An event of the control row is missing.")]
+            kind, name = ("control", "control row") if request_id.startswith(CONTROL_PREFIX) else ("passkey", "passkey")
+            return [Finding(f"{kind} {request_id}", "gap", f"An event of the {name} is missing.")]
         return []
+
+    def _request(self, row: RequestRow, history: Sequence[EventRow], desk: Desk) -> None:
+        """Raise unless a request with its events is what was signed; note the decisions that passkeys proved."""
+        record = desk.verify(row, history, self._now, any_earlier_epoch=True)
+        self._proven += [(vote, vote.evidence) for vote in record.votes if vote.evidence is not None]
+
+    def _passkeys(self) -> Iterator[Finding]:
+        """Yield what is wrong with stored passkeys, their events, and what they proved.
+
+        Rows are read before events, which only grow, and once more after them, so that a change in between is no fault.
+        """
+        rows = self._store.credentials()
+        records = self._store.request_histories(after=CREDENTIAL_PREFIX)
+        histories = {
+            request_id: history
+            for _, request_id, history in takewhile(lambda one: one[1].startswith(CREDENTIAL_PREFIX), records)
+        }
+        for row, _ in rows:
+            history = histories.get(credential_record(row.key), ())
+            yield from self._fault(f"passkey {credential_record(row.key)}", partial(self._passkey, row, history))
+        there = {credential_record(row.key) for row, _ in (*rows, *self._store.credentials())}
+        for record, history in histories.items():
+            if len(history) == 1 and record not in there:
+                yield Finding(f"passkey {record}", "missing", "Its registration is there, the passkey is gone.")
+        if self._proven:
+            library()
+        for vote, evidence in self._proven:
+            yield from self._fault(f"request {vote.request_id}", partial(self._proof, vote, evidence, histories))
+
+    def _passkey(self, row: CredentialRow, history: Sequence[EventRow], desk: Desk) -> None:
+        """Raise unless a passkey's row is what was signed, and was registered and not removed."""
+        credential = verify_row(row, signer=desk.signer, now=self._now, any_earlier_epoch=True)
+        if self._registered(history, desk) != (credential.tenant, credential.owner, credential.key, credential.rp):
+            raise InvalidSignatureError("A stored passkey is not the one that was registered.", detail="mismatch")
+        if len(history) > 1 and self._store.credentials(key=row.key):
+            raise StoreRolledBackError("A passkey that was removed is there again.")
+
+    def _proof(
+        self, vote: Vote, evidence: Evidence, histories: Mapping[str, Sequence[EventRow]], desk: Desk
+    ) -> None:
+        """Raise unless a registered passkey of the approver signed exactly this decision."""
+        history = histories.get(credential_record(key_of(evidence.credential)), ())
+        if self._registered(history, desk) != (vote.tenant, vote.approver, evidence.key, evidence.rp):
+            raise unproven("A decision was proven with a passkey that was not registered for its approver.")
+        verify_proof(vote, expected_rp=evidence.rp, expected_origins=self._origins or own_origin(evidence))
+
+    def _registered(self, history: Sequence[EventRow], desk: Desk) -> tuple[str, str, bytes, str] | None:
+        """Return tenant, owner, public key and domain of a passkey as its first event tells, or None without one."""
+        if not history or history[0].type != "credential:registered":
+            return None
+        self._event(history[0], desk)
+        body = json.loads(history[0].body)
+        return history[0].tenant, body["owner"], signing.decode(body["key"].encode()) or b"", body["rp"]
 
     def _controls(self) -> Iterator[Finding]:
         """Yield what is wrong between control rows and their events, in both directions.

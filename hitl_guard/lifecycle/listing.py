@@ -1,4 +1,4 @@
-"""Lists of open requests: pages of verified views, and what could not be verified named beside them."""
+"""Lists of open and of ended requests: pages of verified views, and what could not be verified named beside them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from .. import audit, fingerprint, signing
 from ..errors import ConfigurationError, InvalidApprovalError, InvalidSignatureError, StoreRolledBackError
-from ..models import ApprovalRequest, check_optional
+from ..models import ApprovalRequest, check_optional, check_text
 from ..rows import Draft, EventRow, RequestRow
 from ..store.base import Append
 from .ask import ending
 from .desk import Desk
 from .record import Record, to_request
-from .state import STATES
+from .state import ENDED, STATES
 
 MAX_PAGE = 500
 
@@ -29,16 +29,18 @@ class Damaged:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of open requests, the most urgent first.
+    """One page of open requests, the most urgent first, or of ended ones, the newest first.
 
     Attributes:
         damaged: Listed requests that did not verify; they can only be asked again.
         next: Hand it in as ``after`` for the next page; None at the end.
+        now: The database's clock when the page was read, epoch milliseconds.
     """
 
     requests: tuple[ApprovalRequest, ...]
     damaged: tuple[Damaged, ...]
     next: str | None
+    now: int
 
     def __iter__(self) -> Iterator[ApprovalRequest]:
         return iter(self.requests)
@@ -60,27 +62,51 @@ def listed(
     """
     if not isinstance(states, (list, tuple, set, frozenset)) or not set(states) <= STATES:
         raise ConfigurationError(f"'states' is a list of these: {', '.join(sorted(STATES))}.")
+    run, size = _filters(tenant, run_id, limit)
+    rows = desk.store.open_requests(tenant=tenant, limit=size, after=_cursor(after), run=run)
+    return _page(desk, rows, size, tenant, run_id, frozenset(states))
+
+
+def ended(desk: Desk, *, tenant: str, run_id: str | None, limit: int, after: str | None) -> Page:
+    """Return one page of requests that ended and that people were asked about.
+
+    Raises:
+        ConfigurationError: a filter is of the wrong type.
+    """
+    check_text("tenant", tenant)
+    run, size = _filters(tenant, run_id, limit)
+    rows = desk.store.ended_requests(tenant=tenant, limit=size, after=_cursor(after), run=run)
+    return _page(desk, rows, size, tenant, run_id, ENDED)
+
+
+def _filters(tenant: str | None, run_id: str | None, limit: int) -> tuple[bytes | None, int]:
+    """Return the digest of a run, if one is asked for, and the size of a page."""
     if type(limit) is not int:
         raise ConfigurationError("'limit' must be an integer.")
     check_optional("tenant", tenant)
     check_optional("run_id", run_id)
     run = None if run_id is None or tenant is None else fingerprint.run_digest(tenant, run_id)
-    size = max(1, min(limit, MAX_PAGE))
-    rows = desk.store.open_requests(tenant=tenant, limit=size, after=_cursor(after), run=run)
+    return run, max(1, min(limit, MAX_PAGE))
+
+
+def _page(
+    desk: Desk, rows: Sequence[tuple[int, RequestRow, tuple[EventRow, ...]]], size: int, tenant: str | None,
+    run_id: str | None, states: frozenset[str],
+) -> Page:
     now = desk.store.now()
     good: list[ApprovalRequest] = []
     damaged: list[Damaged] = []
     for _, row, events in rows:
-        found = _verified(desk, row, events, now)
+        found = verified(desk, row, events, now)
         if isinstance(found, Damaged):
             damaged.append(found)
             continue
-        # The list is a cache that somebody may have edited: what was signed says whose request it is.
+        # The list is a cache that somebody may have edited: what was signed says whose request it is, and its state.
         scope = found.envelope.scope
         if found.state in states and tenant in (None, scope.tenant) and run_id in (None, scope.run):
             good.append(to_request(found))
     following = f"{rows[-1][0]}:{rows[-1][1].id}" if len(rows) == size else None
-    return Page(tuple(good), tuple(damaged), following)
+    return Page(tuple(good), tuple(damaged), following, now)
 
 
 def _cursor(text: str | None) -> tuple[int, str] | None:
@@ -106,7 +132,7 @@ def sweep(desk: Desk, *, limit: int) -> int:
         for _, row, events in rows:
             if done >= limit:
                 break
-            found = _verified(desk, row, events, now)
+            found = verified(desk, row, events, now)
             if isinstance(found, Record) and found.state != found.stored_state:
                 done += desk.store.write([_overdue(found, now)], desk.sealer) is not None
     return done
@@ -120,7 +146,8 @@ def _overdue(record: Record, now: int) -> Append:
     return Append(draft, previous_mac=record.last)
 
 
-def _verified(desk: Desk, row: RequestRow, events: Sequence[EventRow], now: int) -> Record | Damaged:
+def verified(desk: Desk, row: RequestRow, events: Sequence[EventRow], now: int) -> Record | Damaged:
+    """Return a listed request as it verifies, or how it does not."""
     try:
         return desk.verify(row, events, now)
     except (InvalidSignatureError, InvalidApprovalError, StoreRolledBackError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from .. import audit, canonical, fingerprint, signing
-from ..envelope import DECISION_TYPE, REQUEST_TYPE, Envelope, Vote
+from ..envelope import DECISION_TYPE, PASSKEY, REQUEST_TYPE, Envelope, Vote
 from ..errors import InvalidApprovalError, InvalidSignatureError, NotYetValidError, StoreRolledBackError
 from ..models import ApprovalRequest, Decision, Requirement, ToolDefinition
 from ..rows import EventRow, RequestRow
@@ -140,6 +140,9 @@ def verify(
         body = _event(event, number, row, digest, sealer, now)
         if "decision" in body:
             vote = _vote(body["decision"], envelope, signer, now, any_earlier_epoch)
+            if vote.evidence is not None and event.spend_key != vote.challenge(vote.evidence.at):
+                # That key is what makes an authenticator's answer count once.
+                raise InvalidApprovalError("A decision's evidence is another one's.", detail="decision")
             votes.append(vote)
             if event.type == "request:approved":
                 execute_by = vote.execute_by
@@ -216,6 +219,7 @@ def to_decision(vote: Vote, state: str) -> Decision:
     return Decision(
         vote.request_id, vote.tenant, vote.fingerprint, vote.policy_version, vote.approver, vote.roles, vote.channel,
         vote.approve, vote.reason, vote.at, vote.nonce, vote.automatic, response, state,
+        "hmac" if vote.evidence is None else PASSKEY,
     )
 
 
@@ -230,5 +234,6 @@ def to_request(record: Record) -> ApprovalRequest:
         issued_at=envelope.issued_at, decide_by=envelope.decide_by, execute_by=record.execute_by,
         key_id=envelope.key_id, supersedes=envelope.supersedes[0] if envelope.supersedes else None,
         votes=tuple(to_decision(vote, record.state) for vote in record.votes), version=record.version,
-        token=record.row.envelope.decode("ascii"),
+        token=record.row.envelope.decode("ascii"), requesters=details.parties.requester,
+        agent_names=details.parties.agent, definition=details.definition,
     )

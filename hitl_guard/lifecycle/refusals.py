@@ -19,7 +19,7 @@ from ..errors import (
 )
 from ..models import Principal
 from ..policy.core import Verdict
-from .bound import Bound
+from .bound import Asked
 from .desk import Reading
 from .record import Record
 
@@ -45,7 +45,7 @@ def refuse_state(record: Record) -> NoReturn:
     )
 
 
-def check_scope(bound: Bound, record: Record) -> None:
+def check_scope(bound: Asked, record: Record) -> None:
     """Raise `ScopeMismatchError` unless the approval is for this user, run and tool call."""
     approved, given = record.envelope.scope, bound.scope
     same = (approved.user, approved.run) == (given.user, given.run)
@@ -72,12 +72,12 @@ def name_of(who: object) -> object:
     return who.id if isinstance(who, Principal) else who
 
 
-def fits(bound: Bound, record: Record) -> bool:
+def fits(bound: Asked, record: Record) -> bool:
     """Whether it is the same call. An edited request also answers a loop that still holds what it replaced."""
     return bound.fingerprint in (record.envelope.fingerprint, record.original)
 
 
-def check_fingerprint(bound: Bound, record: Record) -> None:
+def check_fingerprint(bound: Asked, record: Record) -> None:
     """Raise `ArgsMismatchError` unless tool and arguments are the approved ones."""
     if not fits(bound, record):
         raise ArgsMismatchError("The tool or its arguments are not the approved ones.")

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..envelope import Vote
+from ..envelope import PASSKEY, Vote
 from ..errors import NotAuthorisedError, UnavailableError
 from ..models import Principal, Requirement, check_text
+from .assertions import verify
+from .settings import Settings
 
 
 class Directory(Protocol):
@@ -82,7 +84,18 @@ def objection(need: Requirement, who: Parties, vote: Vote) -> str | None:
         return "role"
     if need.channels and vote.channel not in need.channels:
         return "channel"
-    return None
+    return "evidence" if _lacks_evidence(need, vote) else None
+
+
+def _lacks_evidence(need: Requirement, vote: Vote) -> bool:
+    """Whether a vote would count if it were proven. A kind of evidence that is unknown here proves nothing.
+
+    A plain denial needs none: it hands nothing on and can only stop the call, which must be possible at once.
+    """
+    if need.evidence == "hmac":
+        return False
+    plain_denial = not vote.approve and vote.response is None
+    return need.evidence != PASSKEY or not (plain_denial or vote.evidence is not None)
 
 
 def entitled(needs: Sequence[Requirement], who: Parties, vote: Vote) -> None:
@@ -90,6 +103,9 @@ def entitled(needs: Sequence[Requirement], who: Parties, vote: Vote) -> None:
     slugs = [objection(need, who, vote) for need in needs]
     if "self-approval" in slugs:
         raise NotAuthorisedError("Nobody may decide their own request; ask another person.", detail="self-approval")
+    if "evidence" in slugs:
+        # Also where it would count for another requirement: nobody can vote a second time, with the passkey.
+        raise NotAuthorisedError("This decision needs your passkey: decide on the approval page.", detail="evidence")
     if all(slugs):
         slug = next((item for item in slugs if item), "role")
         raise NotAuthorisedError("You may not decide this request; ask somebody whom the rule names.", detail=slug)
@@ -109,15 +125,31 @@ def _people(need: Requirement, who: Parties, votes: Sequence[Vote]) -> int:
     return len(counted)
 
 
+def missing(needs: Sequence[Requirement], who: Parties, votes: Sequence[Vote]) -> tuple[int, ...]:
+    """Return for each requirement how many more people must approve."""
+    return tuple(max(0, need.quorum - _people(need, who, votes)) for need in needs)
+
+
 def check_decisions(
-    needs: Sequence[Requirement], who: Parties, votes: Sequence[Vote], *, directory: Directory | None
+    needs: Sequence[Requirement], who: Parties, votes: Sequence[Vote], *, directory: Directory | None,
+    settings: Settings,
 ) -> None:
     """Check the votes of a grant once more, at the claim. (The policy's own approvals are claimed as they are made.)
 
+    Where evidence is demanded, it is verified again from what is stored: that a row verified is not enough.
+
     Raises:
-        NotAuthorisedError: ``detail`` quorum, or role when an approver lost the right since.
+        NotAuthorisedError: ``detail`` quorum; evidence when a passkey's is missing or does not verify; or role when an
+            approver lost the right since.
         UnavailableError: the directory failed to answer.
+        ConfigurationError: passkeys cannot be verified here.
     """
+    if any(need.evidence != "hmac" for need in needs):
+        for vote in votes:
+            if vote.evidence is not None:
+                verify(vote, expected_rp=settings.rp_id or "", expected_origins=settings.rp_origins)
+        if not met(needs, who, votes) and met([replace(need, evidence="hmac") for need in needs], who, votes):
+            raise NotAuthorisedError("A recorded decision was not proven with a passkey; ask again.", detail="evidence")
     if not met(needs, who, votes):
         raise NotAuthorisedError("The recorded decisions are not enough; ask again.", detail="quorum")
     again = any(need.recheck_approvers for need in needs)

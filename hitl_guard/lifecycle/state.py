@@ -40,6 +40,9 @@ TRANSITIONS = MappingProxyType({
 
 STATES = frozenset({"pending", *TRANSITIONS.values()})
 
+ENDED = STATES - {state for state, _ in TRANSITIONS}
+"""The states that nothing leaves."""
+
 
 def fold(types: Iterable[str]) -> str:
     """Return the state after the given event types, from ``pending``.

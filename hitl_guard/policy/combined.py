@@ -110,6 +110,12 @@ class Policy:
         rules = (rule for document in self.documents for rule in document.rules)
         return any(rule.requirement is not None and rule.requirement.recheck_approvers for rule in rules)
 
+    @cached_property
+    def needs_passkey(self) -> bool:
+        """Whether a rule wants decisions that are proven with a passkey (``evidence: passkey``)."""
+        rules = (rule for document in self.documents for rule in document.rules)
+        return any(rule.requirement is not None and rule.requirement.evidence != "hmac" for rule in rules)
+
     def check_tools(self, names: Iterable[str]) -> None:
         """Check the ``tool_approval`` map against the registered tools.
 

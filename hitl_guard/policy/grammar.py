@@ -69,10 +69,10 @@ class RuleFile(BaseModel):
     @field_validator("evidence")
     @classmethod
     def _supported(cls, value: str) -> str:
-        if value in ("ed25519", "passkey"):
-            raise ValueError(f"'{value}' evidence is not supported by this version; use 'hmac' or leave the key out.")
-        if value != "hmac":
-            raise ValueError("this kind of evidence is unknown; use 'hmac' or leave the key out.")
+        if value == "ed25519":
+            raise ValueError("'ed25519' evidence is not supported by this version; use 'passkey' or 'hmac'.")
+        if value not in ("hmac", "passkey"):
+            raise ValueError("this kind of evidence is unknown; use 'passkey' or 'hmac'.")
         return value
 
     @field_validator("decide_within", "execute_within")

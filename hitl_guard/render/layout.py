@@ -34,22 +34,30 @@ def arguments(canonical: bytes) -> str:
     Raises:
         CanonicalizationError: these bytes are no such text.
     """
-    parts: list[str] = []
+    return "".join(space + visible(token) for space, token in pieces(canonical))
+
+
+def pieces(canonical: bytes) -> Iterator[tuple[str, str]]:
+    """Yield each token of canonical JSON as it was signed, with the white space that is laid out in front of it.
+
+    Raises:
+        CanonicalizationError: these bytes are no such text.
+    """
     depth = 0
     before = ""
     for piece in _tokens(canonical):
+        space = ""
         if piece in ("}", "]"):
             depth -= 1
         if before and not (before in "{[" and piece in "}]"):
             # Empty brackets stay together; after a bracket or a comma, and before a closing bracket, a line ends.
             if before in "{[," or piece in "}]":
-                parts.append("\n" + "  " * depth)
+                space = "\n" + "  " * depth
             elif before == ":":
-                parts.append(" ")
-        parts.append(visible(piece))
+                space = " "
+        yield space, piece
         depth += piece in ("{", "[")
         before = piece
-    return "".join(parts)
 
 
 def _tokens(canonical: bytes) -> Iterator[str]:

@@ -63,7 +63,7 @@ def _fields(request: ApprovalRequest, now: int) -> Iterator[tuple[str, str]]:
     if request.reason is not None:
         yield "Policy says", f"{quoted(request.reason)} (words, checked by nobody)"
     for need in request.requirements:
-        yield "Needs", _requirement_text(need)
+        yield "Needs", requirement_text(need)
     yield "Asked", utc(request.issued_at)
     yield "Decide by", f"{utc(request.decide_by)} ({left(request.decide_by, now)})"
     if request.execute_by is not None:
@@ -79,7 +79,8 @@ def _or_none(text: str | None) -> str:
     return "none" if text is None else escape(text)
 
 
-def _requirement_text(need: Requirement) -> str:
+def requirement_text(need: Requirement) -> str:
+    """Return what one policy rule demands, as a sentence."""
     people = "one person" if need.quorum == 1 else f"{need.quorum} different people"
     parts = [f"{people} of {', '.join(map(escape, need.approvers)) or 'the tenant'}"]
     parts.append("the requester too" if need.self_approval else "never the requester")
@@ -101,6 +102,8 @@ def _vote_text(vote: Decision) -> str:
     who = "the policy itself" if vote.automatic else escape(vote.approver)
     roles = f" as {', '.join(map(escape, vote.roles))}" if vote.roles else ""
     text = f"{verb} by {who}{roles} over {escape(vote.channel)} at {utc(vote.at)}"
+    if vote.evidence != "hmac":
+        text += f", proven with a {escape(vote.evidence)}"
     if vote.reason is not None:
         text += f", saying {quoted(vote.reason)}"
     if vote.response is not None:
@@ -129,5 +132,5 @@ def request_json(request: ApprovalRequest) -> dict[str, Any]:
 
 
 def _vote_json(vote: Decision) -> dict[str, Any]:
-    names = ("approve", "approver", "at", "automatic", "channel", "fingerprint", "reason", "response")
+    names = ("approve", "approver", "at", "automatic", "channel", "evidence", "fingerprint", "reason", "response")
     return {name: getattr(vote, name) for name in names} | {"roles": list(vote.roles)}

@@ -89,18 +89,23 @@ class Anchors:
         text = self._next if chain.seq else self._first
         if dialect.change(raw, text, hot.append_parameters(Append(draft), row)) != 1:
             return None
+        marks = {other: (self._anchored, seq) for other, seq, _ in heads}
+        marks |= {other: (self._drop, anchored) for other, anchored in silent}
+        # Our own is changed too, so that nobody who found it silent drops it now.
+        marks[chain.id] = self._anchored, -1
         # In the order of their ids, so that two writers that anchor at once cannot deadlock.
-        for other, seq, _ in heads:
-            dialect.change(raw, self._anchored, {"chain": other.encode(), "anchored_seq": seq})
-        for other in silent:
-            dialect.change(raw, self._drop, {"chain": other.encode()})
-        dialect.change(raw, self._add, {"chain": chain.id.encode(), "anchored_seq": -1})
+        for other, (change, seq) in sorted(marks.items()):
+            changed = dialect.change(raw, change, {"chain": other.encode(), "anchored_seq": seq})
+            if other == chain.id and not changed:
+                dialect.change(raw, self._add, {"chain": other.encode(), "anchored_seq": seq})
         return Written(now, (row,))
 
-    def _others(self, raw: Any, chain: Chain, now: int) -> tuple[list[tuple[str, int, bytes]], list[str]]:
-        """Return the heads that moved since they were anchored, and the chains that fell silent."""
+    def _others(
+        self, raw: Any, chain: Chain, now: int
+    ) -> tuple[list[tuple[str, int, bytes]], list[tuple[str, int]]]:
+        """Return the heads that moved since they were anchored, and the chains that fell silent, as anchored."""
         heads: list[tuple[str, int, bytes]] = []
-        silent: list[str] = []
+        silent: list[tuple[str, int]] = []
         for row in self._dialect.run(raw, self._heads, {}):
             other, (anchored, seq), at = values.text(row[0]), map(values.number, row[1:3]), values.number(row[4])
             if other == chain.id:
@@ -108,5 +113,5 @@ class Anchors:
             if seq != anchored:
                 heads.append((other, seq, values.raw(row[3])))
             elif at < now - RETIRE_AFTER:
-                silent.append(other)
+                silent.append((other, anchored))
         return heads, silent

@@ -14,6 +14,7 @@ from typing import Protocol
 from ..rows import (
     CONTROL_PREFIX,
     ControlRow,
+    CredentialRow,
     Draft,
     EventRow,
     Link,
@@ -26,9 +27,9 @@ from ..rows import (
 )
 
 __all__ = [
-    "CONTROL_PREFIX", "AddRequest", "AddSegment", "Append", "ControlRow", "Draft", "DropRun", "DropThread", "EventRow",
-    "Link", "Loaded", "PutRun", "RequestRow", "RunNode", "RunRow", "RunStep", "Seal", "Segment", "SetControl", "Step",
-    "Store", "Written", "control_record",
+    "CONTROL_PREFIX", "AddRequest", "AddSegment", "Append", "ControlRow", "CredentialRow", "CredentialStep", "Draft",
+    "DropCredential", "DropRun", "DropThread", "EventRow", "Link", "Loaded", "PutCredential", "PutRun", "RequestRow",
+    "RunNode", "RunRow", "RunStep", "Seal", "Segment", "SetControl", "Step", "Store", "Written", "control_record",
 ]
 
 
@@ -39,11 +40,17 @@ class AddRequest:
     Attributes:
         run: 32-byte digest of tenant and run, to list a run's requests by.
         listed_until: Epoch milliseconds of its decide-by, to list the most urgent first.
+        requester: 32-byte digest of who asks, to count by; None: not counted.
+        desk: 32-byte digest of the approvers that it names, to count by; empty: no person is asked; None: not counted.
+        added_at: Epoch milliseconds of the asking, to find new requests by; None: not found that way.
     """
 
     row: RequestRow
     run: bytes
     listed_until: int
+    requester: bytes | None = None
+    desk: bytes | None = None
+    added_at: int | None = None
 
 
 @dataclass(slots=True)
@@ -59,7 +66,7 @@ class Append:
             (epoch milliseconds); None for no limit.
         control: ``(tenant, version)``: the control row must still have this version, locked so that a concurrent
             change waits or is waited for; None for no demand.
-        unlist: Whether the request leaves the list of open requests.
+        unlist: Whether the request leaves the list of open requests, for that of ended ones.
     """
 
     draft: Draft
@@ -112,7 +119,29 @@ class DropThread:
 RunStep = PutRun | DropRun | AddSegment | DropThread
 """What the built-in agent keeps. None of them makes an event: they are conveniences of a loop, not decisions."""
 
-Step = AddRequest | Append | SetControl | RunStep
+
+@dataclass(slots=True)
+class PutCredential:
+    """Insert a passkey whose key must be free, or (``replaced``) replace the row that must have exactly this body.
+
+    A transaction that holds it has an event too: the removal, the registration or the decision that it belongs to.
+    """
+
+    row: CredentialRow
+    replaced: bytes | None = None
+
+
+@dataclass(slots=True)
+class DropCredential:
+    """Delete the passkey, whose row must have exactly this body; together with its event, like `PutCredential`."""
+
+    key: bytes
+    body: bytes
+
+
+CredentialStep = PutCredential | DropCredential
+
+Step = AddRequest | Append | SetControl | RunStep | CredentialStep
 
 
 @dataclass(slots=True)
@@ -195,6 +224,43 @@ class Store(Protocol):
         Ordered by ``(listed_until, request id)``, starting after that pair. ``tenant=None`` lists all tenants.
         """
 
+    def ended_requests(
+        self, *, tenant: str, limit: int, after: tuple[int, str] | None = None, run: bytes | None = None
+    ) -> list[tuple[int, RequestRow, tuple[EventRow, ...]]]:
+        """Return ``(time of the end, row, events)`` of requests that ended, in a constant number of queries.
+
+        The newest come first, those of one millisecond by request id, starting after that pair. Left out is what no
+        person was asked about.
+        """
+
+    def count_open(
+        self, *, run: bytes, requester: bytes, desk: bytes, now: int, limits: tuple[int, int, int]
+    ) -> tuple[int, int, int]:
+        """Return how many listed requests people have before them, of a run, of a requester and of a desk.
+
+        Args:
+            now: Epoch milliseconds; a request whose decide-by is over does not count.
+            limits: Where each count stops.
+        """
+
+    @property
+    def notifies(self) -> bool:
+        """Whether `wait_for_changes` waits."""
+
+    def wait_for_changes(self, timeout_ms: int) -> bool:
+        """Wait until some process has written, at most so long. False: nothing was heard; False at once where the
+        database does not tell: look now and then. True, also at the first call: look now.
+        """
+
+    def heads(self) -> list[tuple[str, int]]:
+        """Return ``(chain, number of its last event)`` of every chain that a writer may still write."""
+
+    def added_requests(self, since: int, *, limit: int) -> list[tuple[int, str, str]]:
+        """Return ``(time of asking, tenant, request id)`` of open requests asked at ``since`` or later, oldest first.
+
+        Left out is what no person was asked about.
+        """
+
     def chains(self) -> list[str]:
         """Return the ids of all chains that have events."""
 
@@ -208,6 +274,17 @@ class Store(Protocol):
 
     def controls(self) -> list[ControlRow]:
         """Return every control row."""
+
+    def credentials(
+        self, *, owner: bytes | None = None, key: bytes | None = None
+    ) -> list[tuple[CredentialRow, int]]:
+        """Return passkeys with the version of each one's last event (0: it has none), all of them without a choice.
+
+        They come in order of their keys. ``owner``, ``key``: 32-byte digests (see `CredentialRow`).
+        """
+
+    def last_version(self, request_id: str) -> int:
+        """Return the version of the last event of a request or record; 0: it has none."""
 
     def load_run(self, key: bytes) -> tuple[int, RunRow | None]:
         """Return the database's clock (epoch milliseconds) and the suspended run, or None, as of one moment."""

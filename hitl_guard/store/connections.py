@@ -1,4 +1,4 @@
-"""The connections of one store: readers, writers, a few for SQLAlchemy; and what a fork does to them."""
+"""The connections of one store: readers, writers, listeners, a few for SQLAlchemy; and what a fork does to them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ class Connections:
             lambda: dialect.connect(read_only=False), self._disconnect, timeout_ms=self._timeout_ms,
             size=min(self._pool_size, dialect.most_writers),
         )
+        self._listeners = Pool(
+            dialect.listener, self._disconnect, size=self._pool_size, timeout_ms=self._timeout_ms
+        )
         self._cold = dialect.engine()
 
     def writer(self) -> Lease:
@@ -51,17 +54,24 @@ class Connections:
 
     def read(self, work: Callable[[Any], _T]) -> _T:
         """Return what ``work`` reads on a driver's connection, outside any transaction."""
-        lease = self._borrow(self._readers)
+        return self._use(self._readers, work)
+
+    def listen(self, work: Callable[[Any], _T]) -> _T:
+        """Return what ``work`` hears on a connection that listens; it goes on listening between two calls."""
+        return self._use(self._listeners, work)
+
+    def _use(self, pool: Pool, work: Callable[[Any], _T]) -> _T:
+        lease = self._borrow(pool)
         try:
             found = work(lease.raw)
         except self._dialect.error as error:
-            self._readers.discard(lease)
+            pool.discard(lease)
             self.heed(error)
             raise translated(self._dialect, error) from error
         except BaseException:
-            self._readers.discard(lease)
+            pool.discard(lease)
             raise
-        self._readers.give_back(lease)
+        pool.give_back(lease)
         return found
 
     def query(self, work: Callable[[Connection], _T]) -> _T:
@@ -85,6 +95,7 @@ class Connections:
         failure = self._dialect.failure(error)
         if failure is Failure.LOST:
             self._readers.lost()
+            self._listeners.lost()
             self.writers.lost()
             self._cold.dispose()
         return failure
@@ -92,12 +103,13 @@ class Connections:
     def close(self) -> None:
         """Close every connection that is not in use, and the others when they come back."""
         self._readers.close()
+        self._listeners.close()
         self.writers.close()
         self._cold.dispose()
 
     def forked(self) -> None:
         """In a forked child: leave the parent's connections and chains alone and start with none."""
-        _INHERITED.append((self._readers, self.writers, self._cold))
+        _INHERITED.append((self._readers, self._listeners, self.writers, self._cold))
         self._open()
 
     def _borrow(self, pool: Pool) -> Lease:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..rows import CONTROL_PREFIX, ControlRow, EventRow
+from ..rows import CONTROL_PREFIX, CREDENTIAL_PREFIX, ControlRow, EventRow
 from . import schema
 from .base import AddRequest, Append, Loaded
 from .values import event_row, number, pack, raw, request_row, tenant_digest, text
@@ -73,7 +73,7 @@ def shape_of(step: Append, *, seq: int) -> Shape:
     draft = step.draft
     if step.previous_mac is not None:
         follows = "event"
-    elif draft.request_id is None or draft.request_id.startswith(CONTROL_PREFIX):
+    elif draft.request_id is None or draft.request_id.startswith((CONTROL_PREFIX, CREDENTIAL_PREFIX)):
         follows = ""
     else:
         # Above version 1 without a MAC: no event has the MAC NULL, so it is never written (see `Steps.run`).
@@ -108,9 +108,11 @@ PREDECESSOR = _PREDECESSOR
 """One row while the writer's chain still ends where this process left it."""
 
 UNLIST = (
-    f"DELETE FROM {OPEN} WHERE request_id = :request_id "
+    f"UPDATE {OPEN} SET listed_until = CASE WHEN LENGTH(desk) = 0 THEN {schema.ENDED_UNSEEN} - :at ELSE 0 - :at END "
+    f"WHERE request_id = :request_id "
     f"AND listed_until = (SELECT q.listed_until FROM {REQUESTS} q WHERE q.id = :request_id)"
 )
+"""Moves a request from the list of open ones to that of ended ones; it matches nothing a second time."""
 
 
 def append_parameters(step: Append, row: EventRow) -> dict[str, Any]:
@@ -142,7 +144,8 @@ def append_parameters(step: Append, row: EventRow) -> dict[str, Any]:
     return parameters
 
 
-_OPEN_NAMES = "listed_until, request_id, tenant, run"
+_OPEN_NAMES = "listed_until, request_id, tenant, run, requester, desk, added_at"
+_OPEN_VALUES = ":tenant_digest, :run, :requester, :desk, :added_at"
 
 
 def add_request(words: Words) -> str:
@@ -151,14 +154,14 @@ def add_request(words: Words) -> str:
     return f"INSERT INTO {REQUESTS} ({names}, listed_until) VALUES ({values}, :listed_until){words.skip}"
 
 
-ADD_OPEN = f"INSERT INTO {OPEN} ({_OPEN_NAMES}) VALUES (:listed_until, :id, :tenant_digest, :run)"
+ADD_OPEN = f"INSERT INTO {OPEN} ({_OPEN_NAMES}) VALUES (:listed_until, :id, {_OPEN_VALUES})"
 
 
-def add_whole_request(words: Words) -> str:
-    """Return one statement that inserts a request and lists it (PostgreSQL only); it answers with the clock."""
+def add_whole_request(words: Words, answer: str) -> str:
+    """Return one statement that inserts a request and lists it (PostgreSQL only); it returns ``answer``."""
     return (
         f"WITH added AS ({add_request(words)} RETURNING id) INSERT INTO {OPEN} ({_OPEN_NAMES}) "
-        f"SELECT :listed_until, id, :tenant_digest, :run FROM added RETURNING {words.clock}"
+        f"SELECT :listed_until, id, {_OPEN_VALUES} FROM added RETURNING {answer}"
     )
 
 
@@ -176,8 +179,25 @@ def request_parameters(step: AddRequest) -> dict[str, Any]:
         "details": row.details,
         "tenant_digest": hashlib.sha256(tenant).digest(),
         "run": step.run,
+        "requester": step.requester,
+        "desk": step.desk,
+        "added_at": step.added_at,
         "listed_until": step.listed_until,
     }
+
+
+def _counted(which: str, more: str = "") -> str:
+    # The first comparison is what the partial indexes say of themselves, word for word.
+    return (
+        f"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {OPEN} WHERE {which} = :{which} AND listed_until > 0 "
+        f"AND listed_until > :now{more} LIMIT :{which}_limit) {which}_rows)"
+    )
+
+
+COUNT_OPEN = (
+    f"SELECT {_counted('run', ' AND (desk IS NULL OR LENGTH(desk) > 0)')}, {_counted('requester')}, {_counted('desk')}"
+)
+"""How many open requests people have before them of a run, of a requester, of a desk; each counted up to a limit."""
 
 
 def add_chain(words: Words) -> str:
@@ -207,7 +227,7 @@ HEADS = (
 )
 """Every chain in the cache with its last event, in one order, so that two anchorings cannot deadlock."""
 
-DROP_CHAIN = f"DELETE FROM {CHAINS} WHERE chain = :chain"
+DROP_CHAIN = f"DELETE FROM {CHAINS} WHERE chain = :chain AND anchored_seq = :anchored_seq"
 ANCHORED = f"UPDATE {CHAINS} SET anchored_seq = :anchored_seq WHERE chain = :chain"
 LAST = f"SELECT mac FROM {EVENTS} WHERE chain = :chain AND seq = :seq"
 

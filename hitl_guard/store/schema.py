@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Index, LargeBinary, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Index,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    UniqueConstraint,
+    literal_column,
+)
 from sqlalchemy.dialects.mysql import LONGBLOB, VARBINARY
 from sqlalchemy.types import TypeEngine
 
@@ -19,7 +29,7 @@ from ..errors import ConfigurationError
 PREFIX = "hitl_guard_"
 """Put before every table's name: the database may be shared with the application."""
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """Every migration, in order. This version of the code needs the last one, exactly."""
 
 VERSION_TABLE = PREFIX + "version"
@@ -91,11 +101,35 @@ open_requests = Table(
     Column("request_id", _key(80), nullable=False),
     Column("tenant", _key(32), nullable=False),
     Column("run", _key(32), nullable=False),
+    Column("requester", _key(32)),
+    Column("desk", _key(32)),
+    Column("added_at", BigInteger),
     PrimaryKeyConstraint("listed_until", "request_id", name=PREFIX + "open_requests_pk"),
     sqlite_with_rowid=False,
     **_INNODB,
 )
-"""A cache for lists, in their order; never evidence. ``tenant`` and ``run`` are 32-byte digests."""
+"""A cache for lists, in their order, and for counting; never evidence. ``tenant`` to ``desk`` are 32-byte digests.
+
+``listed_until`` is the request's decide-by while it is open, and below zero once it ended (see `ENDED_UNSEEN`), so that
+one order serves both lists: the most urgent first, the newest first. ``desk`` stands for the approvers that the request
+names: who has it on the desk; empty where the policy approved it by itself. ``added_at`` is the time of asking, epoch
+milliseconds. Rows that are older than the last three columns have none of them.
+"""
+
+ENDED_UNSEEN = -(2**52)
+"""A request that ended is listed under minus the time of its end; one that no person was asked about, under that plus
+this, which is a range of its own: what people decided is then found without passing over what they never saw."""
+
+_open = open_requests.c
+Index(f"{open_requests.name}_tenant", _open.tenant, _open.listed_until, _open.request_id)
+Index(f"{open_requests.name}_run", _open.run, _open.listed_until, _open.request_id)
+STILL_OPEN = _open.listed_until > literal_column("0")
+"""Literal: the partial indexes say the same word for word, so that a query that says it can use them."""
+# What is only asked about open ones need not grow with the history, where an index can be partial.
+_STILL_OPEN: dict[str, Any] = {"sqlite_where": STILL_OPEN, "postgresql_where": STILL_OPEN}
+Index(f"{open_requests.name}_requester", _open.requester, _open.listed_until, **_STILL_OPEN)
+Index(f"{open_requests.name}_desk", _open.desk, _open.listed_until, **_STILL_OPEN)
+Index(f"{open_requests.name}_added", _open.added_at, **_STILL_OPEN)
 
 control = Table(
     PREFIX + "control",
@@ -160,6 +194,18 @@ segments = Table(
     PrimaryKeyConstraint("thread", "seq", name=PREFIX + "segments_pk"),
     **_INNODB,
 )
+
+credentials = Table(
+    PREFIX + "credentials",
+    metadata,
+    Column("credential", _key(32), nullable=False),
+    Column("owner", _key(32), nullable=False),
+    Column("body", _bytes(), nullable=False),
+    PrimaryKeyConstraint("credential", name=PREFIX + "credentials_pk"),
+    **_INNODB,
+)
+"""The approvers' passkeys: each body is a signed text. ``credential`` and ``owner`` are digests."""
+Index(PREFIX + "credentials_owner", credentials.c.owner)
 
 
 def demand(found: Sequence[object]) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
-from sqlalchemy import Connection, and_, or_, select, text
+from sqlalchemy import Connection, Select, select, text
 
 from ..errors import ConfigurationError
-from ..rows import ControlRow, EventRow, RequestRow, RunNode, RunRow, Seal, Segment
-from . import hot, runs, schema, values
+from ..rows import ControlRow, CredentialRow, EventRow, RequestRow, RunNode, RunRow, Seal, Segment
+from . import credentials, hot, lists, runs, schema, values
 from .base import Loaded, Step, Written
 from .connections import Connections
 from .dialects import dialect_for
 from .writer import Writer
 
 _EVENTS = [schema.events.c[name] for name in hot.EVENT_COLUMNS]
-_REQUESTS = [schema.requests.c[name] for name in hot.REQUEST_COLUMNS]
 
 
 class SQLStore:
@@ -28,18 +28,30 @@ class SQLStore:
             ``mariadb://…``/``mysql://…`` (PyMySQL). In-memory SQLite is refused: an approval must survive a restart.
         pool_size: The most connections for reads, and the most for writes (SQLite has one writer).
         timeout_ms: The limit of every wait: for a connection, a lock, a statement.
+        notify: PostgreSQL only: each write tells the processes that listen (see `wait_for_changes`), so that a page
+            shows it at once. Without it they look now and then, which costs writers nothing: PostgreSQL commits
+            transactions that notify one after another, under one lock for the whole server. One writer loses nothing
+            by it, eight at once lost almost half of their throughput.
+
+    Attributes:
+        notifies: As ``notify`` was given.
 
     Raises:
-        ConfigurationError: the URL is malformed or unsupported, or its driver is missing.
+        ConfigurationError: the URL is malformed or unsupported, or its driver is missing; or the database cannot
+            notify.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 8, timeout_ms: int = 10_000) -> None:
+    def __init__(self, url: str, *, pool_size: int = 8, timeout_ms: int = 10_000, notify: bool = False) -> None:
         if pool_size < 1 or timeout_ms < 1:
             raise ConfigurationError("pool_size and timeout_ms must be at least 1.", detail="limits")
         self._dialect = dialect_for(url, timeout_ms=timeout_ms)
+        self.notifies = notify
+        if notify:
+            self._dialect.notify()
         self._connections = Connections(self._dialect, pool_size=pool_size, timeout_ms=timeout_ms)
         self._writer = Writer(self._dialect, self._connections)
         self._load_run = self._dialect.statement(runs.load(self._dialect.words))
+        self._count_open, self._heads = map(self._dialect.statement, (hot.COUNT_OPEN, hot.HEADS))
 
     @property
     def reads_at_once(self) -> bool:
@@ -99,29 +111,47 @@ class SQLStore:
         self, *, tenant: str | None, limit: int, after: tuple[int, str] | None = None, run: bytes | None = None
     ) -> list[tuple[int, RequestRow, tuple[EventRow, ...]]]:
         """Return ``(listed_until, row, events)`` in two queries, ordered by ``(listed_until, request id)``."""
-        listed, requests = schema.open_requests.c, schema.requests.c
-        query = (
-            select(*_REQUESTS, listed.listed_until)
-            .join(schema.open_requests, listed.request_id == requests.id)
-            .order_by(listed.listed_until, listed.request_id)
-            .limit(limit)
-        )
-        if tenant is not None:
-            query = query.where(listed.tenant == values.tenant_digest(tenant))
-        if run is not None:
-            query = query.where(listed.run == run)
-        if after is not None:
-            until, last = after[0], values.pack(after[1])
-            query = query.where(
-                or_(listed.listed_until > until, and_(listed.listed_until == until, listed.request_id > last))
-            )
+        return self._listed(lists.open_ones(tenant, run, limit, after))
 
-        def work(connection: Connection) -> list[tuple[int, RequestRow, tuple[EventRow, ...]]]:
-            rows = [(values.number(row[-1]), values.request_row(row[:-1])) for row in connection.execute(query)]
-            events = _events_of(connection, [values.pack(row.id) for _, row in rows])
-            return [(until, row, tuple(events[row.id])) for until, row in rows]
+    def ended_requests(
+        self, *, tenant: str, limit: int, after: tuple[int, str] | None = None, run: bytes | None = None
+    ) -> list[tuple[int, RequestRow, tuple[EventRow, ...]]]:
+        """Return ``(time of the end, row, events)`` in two queries, the newest first (see `Store.ended_requests`)."""
+        return [(-place, row, events) for place, row, events in self._listed(lists.ended(tenant, run, limit, after))]
 
-        return self._connections.query(work)
+    def count_open(
+        self, *, run: bytes, requester: bytes, desk: bytes, now: int, limits: tuple[int, int, int]
+    ) -> tuple[int, int, int]:
+        """Return how many listed requests people have before them, of a run, a requester, a desk (see the contract)."""
+        parameters = {
+            "run": run, "requester": requester, "desk": desk, "now": now,
+            "run_limit": limits[0], "requester_limit": limits[1], "desk_limit": limits[2],
+        }
+        (found,) = self._connections.read(lambda raw: self._dialect.run(raw, self._count_open, parameters))
+        return values.number(found[0]), values.number(found[1]), values.number(found[2])
+
+    def wait_for_changes(self, timeout_ms: int) -> bool:
+        """Wait until some process has written, at most so long; only with ``notify``, else False at once.
+
+        It listens on a connection of its own and goes on listening between two calls.
+
+        Returns:
+            Whether to look now: something was written, or it has just begun to listen.
+        """
+        return self._connections.listen(lambda raw: self._dialect.heard(raw, timeout_ms))
+
+    def heads(self) -> list[tuple[str, int]]:
+        """Return ``(chain, number of its last event)`` of every chain that a writer may still write."""
+        rows = self._connections.read(lambda raw: self._dialect.run(raw, self._heads, {}))
+        return [(values.text(row[0]), values.number(row[2])) for row in rows]
+
+    def added_requests(self, since: int, *, limit: int) -> list[tuple[int, str, str]]:
+        """Return ``(time of asking, tenant, request id)`` of open requests asked at ``since`` or later, oldest first.
+        """
+        query = lists.added(since, limit)
+        return self._connections.query(lambda connection: [
+            (values.number(at), values.text(tenant), values.text(id_)) for at, tenant, id_ in connection.execute(query)
+        ])
 
     def chains(self) -> list[str]:
         """Return the ids of all chains that have events."""
@@ -165,6 +195,16 @@ class SQLStore:
             ]
         )
 
+    def credentials(
+        self, *, owner: bytes | None = None, key: bytes | None = None
+    ) -> list[tuple[CredentialRow, int]]:
+        """Return passkeys with the version of each one's last event (see `Store.credentials`)."""
+        return self._connections.query(lambda connection: credentials.listed(connection, owner, key))
+
+    def last_version(self, request_id: str) -> int:
+        """Return the version of the last event of a request or record; 0: it has none."""
+        return self._connections.query(lambda connection: credentials.versions(connection, [request_id])[request_id])
+
     def load_run(self, key: bytes) -> tuple[int, RunRow | None]:
         """Return the database's clock (epoch milliseconds) and the suspended run, or None, as of one moment."""
         return self._connections.read(lambda raw: runs.loaded(self._dialect.run(raw, self._load_run, {"run": key})))
@@ -204,6 +244,15 @@ class SQLStore:
         """Release every connection."""
         self._connections.close()
 
+    def _listed(self, query: Select[Any]) -> list[tuple[int, RequestRow, tuple[EventRow, ...]]]:
+        """Return ``(place in the list, row, events)`` of what a query of `lists` finds, in its order."""
+        def work(connection: Connection) -> list[tuple[int, RequestRow, tuple[EventRow, ...]]]:
+            rows = [(values.number(row[0]), values.request_row(row[1:])) for row in connection.execute(query)]
+            events = _events_of(connection, [values.pack(row.id) for _, row in rows])
+            return [(place, row, tuple(events[row.id])) for place, row in rows]
+
+        return self._connections.query(work)
+
 
 def _events_of(connection: Connection, ids: Iterable[bytes]) -> dict[str, list[EventRow]]:
     column = schema.events.c
@@ -224,7 +273,7 @@ def _histories(
         query = select(column).where(column > last).distinct().order_by(column).limit(limit)
         keys.update(values.raw(key) for key in connection.scalars(query))
     batch = sorted(keys)[:limit]
-    requests = select(*_REQUESTS).where(schema.requests.c.id.in_(batch))
+    requests = select(*lists.REQUESTS).where(schema.requests.c.id.in_(batch))
     rows = {values.pack(row.id): row for row in map(values.request_row, connection.execute(requests))}
     events = _events_of(connection, batch)
     return [(key, rows.get(key), tuple(events[values.text(key)])) for key in batch]

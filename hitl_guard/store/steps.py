@@ -10,7 +10,8 @@ from typing import Any
 from ..rows import EventRow, Seal
 from . import hot, values
 from .anchors import Chain
-from .base import AddRequest, Append, SetControl, Step, Written
+from .base import AddRequest, Append, DropCredential, PutCredential, SetControl, Step, Written
+from .credentials import CredentialSteps
 from .dialects.base import Dialect, Look
 from .runs import RunSteps
 
@@ -25,11 +26,12 @@ class Steps:
         self._unlist = statement(hot.UNLIST)
         self._request = statement(hot.add_request(words))
         self._open = statement(hot.ADD_OPEN)
-        self._open_answering = statement(f"{hot.ADD_OPEN} RETURNING {words.clock}")
-        self._whole_request = statement(hot.add_whole_request(words))
+        self._open_answering = statement(f"{hot.ADD_OPEN} RETURNING {dialect.answer}")
+        self._whole_request = statement(hot.add_whole_request(words, dialect.answer))
         self._first_control = statement(hot.insert_control(words))
         self._next_control = statement(hot.UPDATE_CONTROL)
         self._runs = RunSteps(dialect)
+        self._credentials = CredentialSteps(dialect)
         self._mac, self._envelope, self._control_body = map(statement, (hot.LAST, hot.ENVELOPE, hot.CONTROL_BODY))
 
     def run(self, raw: Any, chain: Chain, steps: Sequence[Step], seal: Seal, limit: int | None) -> Written | None:
@@ -49,6 +51,8 @@ class Steps:
                 done, now = self._add(raw, step)
             elif isinstance(step, SetControl):
                 done, now = self._set(raw, step), None
+            elif isinstance(step, (PutCredential, DropCredential)):
+                done, now = self._credentials.run(raw, step), None
             else:
                 mark = mark or secrets.token_bytes(16)
                 done, now = self._runs.run(raw, step, mark), None
@@ -90,7 +94,7 @@ class Steps:
         """Insert one event; say whether it was, and the clock after the insert's waits where the insert tells it."""
         if step.unlist:
             # Before the insert, so that the insert's clock is read after this wait too.
-            self._dialect.change(raw, self._unlist, {"request_id": values.pack(row.request_id or "")})
+            self._dialect.change(raw, self._unlist, {"request_id": values.pack(row.request_id or ""), "at": row.at})
         text, parameters = self._append_text(step, row.seq, False), hot.append_parameters(step, row)
         if self._dialect.returning:
             answer = self._dialect.run(raw, text, parameters)

@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import make_url
 
 from hitl_guard.errors import ConfigurationError, StoreUnavailableError
-from hitl_guard.store import migrations, schema
+from hitl_guard.store import hot, migrations, schema
 from hitl_guard.store.base import AddSegment, PutRun
 from hitl_guard.store.dialects import mariadb
 from hitl_guard.store.sql import SQLStore
@@ -64,6 +64,19 @@ def _set_up_as_of(database: Database, revision: str) -> None:
         connection.commit()
 
 
+def _older(store: SQLStore) -> SQLStore:
+    """Let the store list requests as the versions did that knew neither requester nor approvers."""
+    steps, dialect = store._writer._steps, store._dialect
+    insert = f"INSERT INTO {schema.open_requests.name} (listed_until, request_id, tenant, run)"
+    steps._open = dialect.statement(f"{insert} VALUES (:listed_until, :id, :tenant_digest, :run)")
+    steps._open_answering = f"{steps._open} RETURNING {dialect.answer}"
+    steps._whole_request = dialect.statement(
+        f"WITH added AS ({hot.add_request(dialect.words)} RETURNING id) {insert} "
+        f"SELECT :listed_until, id, :tenant_digest, :run FROM added RETURNING {dialect.answer}"
+    )
+    return store
+
+
 def _differences(database: Database) -> list[object]:
     """Return where the tables are not those of this version."""
     with database.connect() as connection:
@@ -93,9 +106,10 @@ def test_a_database_of_every_earlier_version_is_upgraded_without_loss(
     with pytest.raises(ConfigurationError, match="db upgrade") as caught:
         store.check()
     assert caught.value.detail == "schema-older"
-    set_control(store, 1)
-    row, first = approved(store, until=1)
-    pending = added(store, until=2)
+    older = _older(open_store(empty))
+    set_control(older, 1)
+    row, first = approved(older, until=1)
+    pending = added(older, until=2)
     chains = {chain: store.chain_events(chain) for chain in store.chains()}
     histories, controls = list(store.request_histories()), store.controls()
 
@@ -110,6 +124,8 @@ def test_a_database_of_every_earlier_version_is_upgraded_without_loss(
     written = store.write([claim(row, first), PutRun(run_row(), (run_node(),)), AddSegment(segment(0))], seal)
     assert written is not None
     assert events_of(store, row) == (first, *written.events)
+    assert [found for _, found, _ in store.open_requests(tenant=None, limit=9)] == [pending]
+    assert [found for _, found, _ in store.ended_requests(tenant="tenant", limit=9)] == [row]
     assert store.list_runs(digest("owner")) == (1, [(run_node(), run_row())])
     assert store.segments(digest("thread")) == [segment(0)]
 
@@ -140,7 +156,7 @@ def test_an_interrupted_upgrade_is_taken_up_again(empty: Database, open_store: C
 
 def test_a_store_that_was_open_during_the_upgrade_goes_on(empty: Database, open_store: Callable[..., SQLStore]) -> None:
     _set_up_as_of(empty, "0001")
-    running = open_store(empty)
+    running = _older(open_store(empty))
     row, first = approved(running)
 
     open_store(empty).setup()

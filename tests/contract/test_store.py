@@ -636,7 +636,7 @@ class TestSetUp:
         assert "hunter2" not in repr(store)
 
     @pytest.mark.parametrize("limits", [{"pool_size": 0}, {"timeout_ms": 0}])
-    def test_a_limit_of_nothing_is_refused(self, limits: dict[str, int]) -> None:
+    def test_a_limit_of_nothing_is_refused(self, limits: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError) as caught:
             SQLStore("sqlite:///x.db", **limits)
 

@@ -12,12 +12,24 @@ from hypothesis import strategies as st
 from hitl_guard.errors import (
     HitlGuardError,
     InvalidSignatureError,
+    LimitError,
     PausedError,
     PolicyChangedError,
     StoreRolledBackError,
 )
 from hitl_guard.keyring import Keyring
-from hitl_guard.lifecycle.control import Control, paused, resumed, steps_to_replace, verify, with_policy
+from hitl_guard.lifecycle.control import (
+    Control,
+    Mute,
+    at,
+    muted,
+    paused,
+    resumed,
+    steps_to_replace,
+    unmuted,
+    verify,
+    with_policy,
+)
 from hitl_guard.rows import ControlRow, control_record
 from hitl_guard.signing import Signer
 from hitl_guard.store.base import Append, SetControl
@@ -201,3 +213,70 @@ def test_a_demanded_policy_version_is_set_and_lifted() -> None:
 
     assert with_policy("p")(control) == replace(control, policy="p")
     assert with_policy(None)(with_policy("p")(control)) == control
+
+
+# -- mutes ------------------------------------------------------------------------------------------------------------
+
+MUTE = Mute("ana", "refund", "bob", "r" * 22, NOW + 10)
+
+
+def test_x16_a_row_with_mutes_reads_back_as_it_was_signed() -> None:
+    other = Mute("zoe", "wire", "bob", "s" * 22, NOW + 20)
+    control = replace(EMPTY, version=3, mutes=(other, MUTE), policy="p")
+
+    assert read(row_of(control)) == replace(control, mutes=(MUTE, other))
+
+
+def test_x16_a_row_without_mutes_has_the_fields_that_it_always_had() -> None:
+    bare, with_one = row_of(replace(EMPTY, version=1)), row_of(replace(EMPTY, version=1, mutes=(MUTE,)))
+    over = row_of(replace(EMPTY, version=1, mutes=(replace(MUTE, until=NOW),)))
+
+    fields: list[set[str]] = [
+        set(signer().open(row.body, expected_purpose="control", expected_type="hitl-control", now=NOW))
+        for row in (bare, with_one, over)
+    ]
+
+    assert fields[1] - fields[0] == {"mutes"}
+    assert fields[0] == fields[2]
+
+
+def test_x16_an_empty_list_of_mutes_is_no_second_spelling_of_none() -> None:
+    fields: dict[str, Any] = {"mutes": [], "pauses": [], "policy": None, "tenant": "acme", "version": 1}
+    row = ControlRow("acme", 1, signer().sign("control", "hitl-control", fields, now=NOW))
+
+    with pytest.raises(InvalidSignatureError):
+        read(row)
+
+
+def test_x16_mutes_of_a_restored_row_stay_and_every_change_keeps_the_standstill() -> None:
+    restored = read(row_of(replace(EMPTY, version=1, mutes=(MUTE,))), signer=signer(2))
+
+    assert (restored.restored, restored.mutes) == (True, (MUTE,))
+    for change in (muted(replace(MUTE, by="eve"), now=NOW), unmuted("ana", "refund", None)):
+        assert ("all", "") in change(restored).pauses
+
+
+def test_x16_mutes_are_added_replaced_and_lifted_one_by_one() -> None:
+    control = EMPTY
+    for mute in (MUTE, replace(MUTE, by="eve"), replace(MUTE, tool="wire"), replace(MUTE, user="zoe")):
+        control = muted(mute, now=NOW)(control)
+    later = muted(replace(MUTE, until=NOW + 99), now=NOW)(control)
+
+    assert len(control.mutes) == len(later.mutes) == 4
+    assert {mute.until for mute in later.mutes} == {NOW + 10, NOW + 99}
+    assert len(unmuted("ana", "refund", None)(control).mutes) == 2
+    assert len(unmuted("ana", "refund", "eve")(control).mutes) == 3
+    assert unmuted("bob", "refund", None)(control).mutes == control.mutes
+    assert at(control, NOW + 10).mutes == ()
+
+
+def test_x16_mutes_that_are_over_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hitl_guard.lifecycle.control.MAX_MUTES", 1)
+    control = replace(EMPTY, mutes=(MUTE,))
+
+    with pytest.raises(LimitError) as caught:
+        muted(replace(MUTE, by="eve"), now=NOW)(control)
+
+    assert caught.value.detail == "mutes"
+    assert len(muted(replace(MUTE, by="eve"), now=NOW + 10)(control).mutes) == 1
+    assert muted(replace(MUTE, until=NOW + 11), now=NOW)(control).mutes == (replace(MUTE, until=NOW + 11),)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hitl_guard import canonical
-from hitl_guard.envelope import DECISION_TYPE, REQUEST_TYPE, Envelope, Vote
+from hitl_guard.envelope import DECISION_TYPE, REQUEST_TYPE, Envelope, Evidence, Vote
 from hitl_guard.errors import InvalidApprovalError
 from hitl_guard.keyring import Keyring
 from hitl_guard.models import Scope
@@ -32,6 +32,7 @@ VOTE = Vote(
     names=("bob", "bob@example.org"), roles=("lead",), channel="inbox", credential="key-1", approve=True,
     automatic=False, reason="fine", response='{"a":1}', nonce="n" * 22, execute_by=NOW + 5, at=NOW,
 )
+EVIDENCE = Evidence(NOW - 1, "example.org", b"credential", b"key", b"authenticator", b"client", b"signature")
 COMMON: dict[str, Any] = {"alg": "HS256", "epoch": 1, "issued_at": NOW, "kid": "k1", "v": 1}
 
 
@@ -71,6 +72,7 @@ def test_a_decision_is_read_as_it_was_signed() -> None:
         VOTE,
         replace(VOTE, credential=None, approve=False, automatic=True, reason=None, response=None, execute_by=None),
         replace(VOTE, names=(), roles=()),
+        replace(VOTE, evidence=EVIDENCE),
     ):
         token = signer.sign("decision", DECISION_TYPE, one.to_fields(), now=NOW)
         fields = signer.open(token, expected_purpose="decision", expected_type=DECISION_TYPE, now=NOW)
@@ -99,6 +101,31 @@ def test_every_attribute_is_signed_or_is_one_of_the_common_fields() -> None:
         }
         changed = replace(ENVELOPE, **{field.name: other.get(field.name, "x")})
         assert canonical.canonicalize(changed.to_fields() | COMMON | {"type": REQUEST_TYPE}) != signed
+
+
+def test_a_decision_with_evidence_has_one_field_more_and_the_others_do_not_move() -> None:
+    proven = replace(VOTE, evidence=EVIDENCE).to_fields()
+
+    assert proven == VOTE.to_fields() | {"evidence": proven["evidence"]}
+    assert proven["evidence"] == (
+        f'{{"at":{NOW - 1},"authenticator":"YXV0aGVudGljYXRvcg","client":"Y2xpZW50","credential":"Y3JlZGVudGlhbA",'
+        '"key":"a2V5","kind":"passkey","rp":"example.org","signature":"c2lnbmF0dXJl"}'
+    )
+
+
+def test_what_an_authenticator_signs_covers_every_field_but_the_evidence() -> None:
+    challenge = VOTE.challenge(NOW)
+
+    assert replace(VOTE, evidence=EVIDENCE).challenge(NOW) == challenge
+    assert len(challenge) == 32
+    other: dict[str, Any] = {
+        "names": (), "roles": (), "credential": None, "approve": False, "automatic": True, "reason": None,
+        "response": None, "execute_by": NOW,
+    }
+    for field in fields_of(VOTE):
+        if field.name not in ("at", "evidence"):
+            assert replace(VOTE, **{field.name: other.get(field.name, "x")}).challenge(NOW) != challenge
+    assert VOTE.challenge(NOW + 1) != challenge
 
 
 # -- strictness ------------------------------------------------------------------------------------------------------
@@ -215,6 +242,25 @@ def test_names_and_roles_are_lists_of_texts(name: str, value: Any) -> None:
 @pytest.mark.parametrize("value", [-1, 0.5, True, "1", 2**53, [1]], ids=repr)
 def test_the_end_of_the_window_is_a_time_or_null(value: Any) -> None:
     refused(Vote.from_fields, vote(execute_by=value))
+
+
+def evidence(**changes: Any) -> str:
+    fields = canonical.parse(EVIDENCE.to_text()) | changes
+    return canonical.canonicalize({name: value for name, value in fields.items() if value is not ...}).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None, "", 7, {}, "no json", "[]", "7", '{"at":1,"at":1}', evidence(extra=1), evidence(kind="ed25519"),
+        evidence(kind=...), evidence(at=-1), evidence(at="1"), evidence(rp=""), evidence(rp=7), evidence(key=""),
+        evidence(key="a2V5="), evidence(key="a2V6a"), evidence(client=None), evidence(signature=...),
+        evidence(credential="\u00e4"), " " + evidence(), evidence().replace('"at"', '"\\u0061t"'),
+    ],
+    ids=lambda value: repr(value)[:60],
+)
+def test_evidence_of_another_shape_or_spelling_is_refused(text: Any) -> None:
+    refused(Vote.from_fields, vote(evidence=text))
 
 
 JSON = st.recursive(

@@ -67,7 +67,7 @@ def test_x09_the_strictest_matching_effect_wins_whatever_the_order(order: tuple[
 def test_x09_the_demands_of_all_matching_rules_are_kept() -> None:
     text = rule("one", "require_approval", "approvers: [lead, 'user:bob']", "reason: First.") + rule(
         "two", "require_approval", "approvers: [finance]", "quorum: 2", "self_approval: true", "channels: [inbox, api]",
-        "evidence: hmac", "edit: true", "risk: high", "decide_within: 2d", "execute_within: 15m",
+        "evidence: passkey", "edit: true", "risk: high", "decide_within: 2d", "execute_within: 15m",
         "recheck_approvers: true", "reason: Second.",
     )
 
@@ -78,8 +78,8 @@ def test_x09_the_demands_of_all_matching_rules_are_kept() -> None:
     assert verdict.requirements == (
         Requirement(approvers=("lead", "user:bob")),
         Requirement(
-            approvers=("finance",), quorum=2, self_approval=True, channels=("inbox", "api"), edit=True, risk="high",
-            decide_within=172_800_000, execute_within=900_000, recheck_approvers=True,
+            approvers=("finance",), quorum=2, self_approval=True, channels=("inbox", "api"), evidence="passkey",
+            edit=True, risk="high", decide_within=172_800_000, execute_within=900_000, recheck_approvers=True,
         ),
     )
 
@@ -303,7 +303,6 @@ def one(*lines: str, effect: str = "require_approval", tools: str = "[refund]") 
         (one("channels: []"), "channels: "),
         (one("channels: [API]"), "form that is not allowed"),
         (one("evidence: ed25519"), "'ed25519' evidence is not supported by this version"),
-        (one("evidence: passkey"), "'passkey' evidence is not supported by this version"),
         (one("evidence: none"), "evidence is unknown"),
         (one("risk: huge"), "risk: "),
         (one("decide_within:"), "'decide_within' has no value"),

@@ -390,7 +390,7 @@ def test_the_json_view_has_the_signed_text_its_value_and_every_id_and_time() -> 
         "tool": "refund", "user": "ana", "version": 0,
         "votes": [{
             "approve": True, "approver": "bob", "at": NOW, "automatic": False, "channel": "cli",
-            "fingerprint": "f" * 64, "reason": None, "response": None, "roles": ["lead"],
+            "evidence": "hmac", "fingerprint": "f" * 64, "reason": None, "response": None, "roles": ["lead"],
         }],
         "warnings": list(warnings(signed({"a": "\u202e", "b": 2**60}))),
     }

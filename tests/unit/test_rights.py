@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hitl_guard.envelope import Vote
 from hitl_guard.errors import NotAuthorisedError, UnavailableError
 from hitl_guard.lifecycle.rights import Parties, check_decisions, entitled, folded, met, objection, parties
+from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.models import Principal, Requirement
 
 WHO = Parties(frozenset({"ana"}), frozenset({"bot"}))
@@ -190,7 +191,7 @@ def test_a_quorum_counts_people_and_not_votes(people: list[str], quorum: int) ->
 
 
 def checked(needs: Sequence[Requirement], *votes: Vote, directory: Any = None) -> None:
-    check_decisions(needs, WHO, votes, directory=directory)
+    check_decisions(needs, WHO, votes, directory=directory, settings=Settings())
 
 
 def claim_refusal(needs: Sequence[Requirement], *votes: Vote, **options: Any) -> str | None:

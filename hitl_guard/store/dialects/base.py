@@ -49,6 +49,7 @@ class Dialect(ABC):
         one_statement: Whether a single append needs no BEGIN and COMMIT around it (its own text ends the race).
         most_writers: How many connections of one process may write at the same time.
         returning: Whether the append's own statement answers with the clock after its waits.
+        answer: What an INSERT returns, where it returns something: the clock first.
         error: What the driver raises.
     """
 
@@ -62,6 +63,7 @@ class Dialect(ABC):
     def __init__(self, url: URL, *, timeout_ms: int) -> None:
         self.url = url
         self.timeout_ms = timeout_ms
+        self.answer = self.words.clock
         self._load_new = self.statement(hot.load_new(self.words))
         self._loads = {by: self.statement(hot.load(self.words, by=by)) for by in ("id", "identity", "")}
 
@@ -133,7 +135,29 @@ class Dialect(ABC):
         Args:
             unlist: Whether the statement also takes the request off the list (only where `one_statement`).
         """
-        return f"{text} RETURNING {self.words.clock}" if self.returning else text
+        return f"{text} RETURNING {self.answer}" if self.returning else text
+
+    def notify(self) -> None:
+        """Let every write tell those who listen, from the next statement that is built on.
+
+        Raises:
+            ConfigurationError: this kind of database cannot.
+        """
+        raise ConfigurationError(
+            "Only PostgreSQL tells others of changes; leave 'notify' out, and look at the database now and then.",
+            detail="notify",
+        )
+
+    def listener(self) -> Any:
+        """Return a new connection that hears of writes, after `notify`; before, one that hears nothing."""
+        return self.connect(read_only=True)
+
+    def heard(self, raw: Any, timeout_ms: int) -> bool:
+        """Wait for a write on a `listener`; whether there was one. True at once on one that was just made.
+
+        False at once on one that hears nothing.
+        """
+        return False
 
 
 def translated(dialect: Dialect, error: Exception) -> HitlGuardError:

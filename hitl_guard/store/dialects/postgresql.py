@@ -28,6 +28,8 @@ _RACE = frozenset({
 })
 _TIMEOUT = frozenset({"55P03", "57014", "25P03"})  # lock_not_available, query_canceled, idle in transaction
 _SCHEMA_LOCK = 0x6869746C67756172  # "hitlguar"; any number that no other program on the server uses
+CHANNEL = "hitl_guard"
+"""What is notified; each database of a server has channels of its own."""
 _GRACE_MS = 2_000
 """How much longer the client waits than the server, so that the server's own answer normally comes first."""
 
@@ -88,6 +90,12 @@ class _Connection(psycopg.Connection[Any]):
             # What the server does with the statement is unknown from here on.
             self.close()
             raise
+
+
+class _Listener(psycopg.Connection[Any]):
+    """A connection that hears of writes: it may be silent for as long as nothing happens."""
+
+    fresh: bool = True
 
 
 class PostgreSQL(Dialect):
@@ -177,7 +185,7 @@ class PostgreSQL(Dialect):
     def appending(self, text: str, shape: Shape, unlist: bool) -> str:
         """The WHERE is evaluated before a wait on a unique index ends; what is returned, after it. So the clock is
         compared again there, and "too late" is a division by zero, which undoes the whole statement."""
-        answer = self.words.clock
+        answer = self.answer
         if shape.before:
             answer += f", 1 / (CASE WHEN {self.words.clock} < :before THEN 1 ELSE 0 END)"
         if not unlist:
@@ -188,6 +196,32 @@ class PostgreSQL(Dialect):
             f"unlisted AS ({UNLIST} AND EXISTS (SELECT 1 FROM appended) RETURNING 1) "
             f"SELECT {answer} FROM appended CROSS JOIN (SELECT count(*) FROM unlisted) u"
         )
+
+    def notify(self) -> None:
+        # The comparison makes a boolean of it: the function itself returns nothing that a driver could read.
+        self.answer = f"{self.words.clock}, pg_notify('{CHANNEL}', '') IS NULL"
+
+    def listener(self) -> psycopg.Connection[Any]:
+        if self.answer == self.words.clock:
+            return self.connect(read_only=True)
+        options = {"connect_timeout": max(2, self.timeout_ms // 1000), **self._options}
+        connection = _Listener.connect(*self._args, **options, autocommit=True)
+        try:
+            connection.execute(f"LISTEN {CHANNEL}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def heard(self, raw: Any, timeout_ms: int) -> bool:
+        if not isinstance(raw, _Listener):
+            return False
+        if raw.fresh:
+            # What was written before it listened, nobody told it.
+            raw.fresh = False
+            return True
+        # To the end of what arrived together: many writes are one reason to look.
+        return bool(list(raw.notifies(timeout=timeout_ms / 1000, stop_after=1)))
 
     def exclude_claims(self, raw: Any) -> None:
         # Claims' share locks on the row otherwise starve its update: 6.5 s instead of 10 ms.

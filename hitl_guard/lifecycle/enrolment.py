@@ -1,0 +1,197 @@
+"""Registering, listing and removing passkeys.
+
+Who a person is, the host's login says. The first passkey is registered on that word alone; another one only with a
+passkey that is there, and a person's last one is removed by an operator only. So whoever steals a login can neither add
+a passkey of their own beside the owner's nor clear the way for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+from .. import audit, signing
+from ..errors import ConfigurationError, InvalidApprovalError, NotAuthorisedError
+from ..models import Principal
+from ..rows import Draft, credential_record
+from ..store.base import Append, DropCredential, PutCredential, Step
+from .assertions import CHALLENGE_MS, Answer, library, text, unproven, verify_answer
+from .credentials import Credential, Registration, of_owner, owner_of, rewritten, signed_row
+from .desk import ROUNDS, Desk, busy
+from .passkeys import one_of, opened, person_of, relying_party, request_options
+
+REGISTRATION_TYPE = "hitl-registration"
+
+MAX_NAME = 100
+"""Longest name of a passkey, in characters."""
+
+MAX_PASSKEYS = 20
+"""Most passkeys of one person."""
+
+_CONFIRM = b"hitl-guard/registration/v1\0"
+_TRANSPORTS = frozenset({"usb", "nfc", "ble", "smart-card", "internal", "cable", "hybrid"})
+
+
+def begin(desk: Desk, principal: Principal) -> Registration:
+    """Return what a browser needs to make a passkey for a person, and the ticket to hand back with it."""
+    person, rp = person_of(principal), relying_party(desk)
+    now, challenge = desk.store.now(), secrets.token_bytes(32)
+    kept = of_owner(desk, person.tenant, person.id, now).kept
+    fields = {
+        "challenge": text(challenge), "end": now + CHALLENGE_MS, "owner": person.id, "tenant": person.tenant,
+    }
+    ticket = desk.signer.sign("session", REGISTRATION_TYPE, fields, now=now).decode()
+    webauthn = library()
+    structs = webauthn.helpers.structs
+    options = webauthn.generate_registration_options(
+        rp_id=rp, rp_name=desk.settings.rp_name or rp, user_name=person.id, challenge=challenge, timeout=CHALLENGE_MS,
+        user_id=owner_of(person.tenant, person.id),
+        authenticator_selection=structs.AuthenticatorSelectionCriteria(
+            resident_key=structs.ResidentKeyRequirement.PREFERRED,
+            user_verification=structs.UserVerificationRequirement.REQUIRED,
+        ),
+        exclude_credentials=[structs.PublicKeyCredentialDescriptor(one.credential.raw_id()) for one in kept],
+    )
+    confirm = request_options(rp, _confirmation(challenge), kept) if kept else None
+    return Registration(ticket, webauthn.helpers.options_to_json_dict(options), confirm)
+
+
+def register(
+    desk: Desk, principal: Principal, *, ticket: str, response: Mapping[str, Any], name: str,
+    confirm: Mapping[str, Any] | None = None,
+) -> Credential:
+    """Store the passkey that a browser made, once.
+
+    Raises:
+        NotAuthorisedError: ``detail`` evidence: the ticket is not this person's, too old or used, the answer does not
+            fit it, or a person who has a passkey did not confirm with it; registered: this passkey was, before; limit:
+            there are too many.
+        InvalidApprovalError: the name is empty or too long; ``detail`` malformed.
+    """
+    person, rp = person_of(principal), relying_party(desk)
+    if type(name) is not str or not 0 < len(name) <= MAX_NAME:
+        raise InvalidApprovalError(f"A passkey's name has 1 to {MAX_NAME} characters.", detail="malformed")
+    for _ in range(ROUNDS):
+        now = desk.store.now()
+        challenge = _bytes(opened(desk, ticket, REGISTRATION_TYPE, person, now)["challenge"])
+        confirmed = _confirmed(desk, person, challenge, confirm, rp, now)
+        made = _made(desk, person, challenge, response, name, now)
+        row, spent = signed_row(made, desk.signer, now), _confirmation(challenge)
+        if desk.store.load(person.tenant, spend_key=spent).spent:
+            raise unproven("This registration was completed before: start a new one.")
+        record = credential_record(row.key)
+        if desk.store.last_version(record):
+            raise NotAuthorisedError("This passkey was registered before: make a new one.", detail="registered")
+        event = Draft("credential:registered", person.tenant, now, _body(made, person), record, 1, spent)
+        if desk.store.write([PutCredential(row), *confirmed, Append(event)], desk.sealer) is not None:
+            return made
+    raise busy()
+
+
+def _body(credential: Credential, by: Principal) -> bytes:
+    return audit.body(
+        by=by.id, credential=credential.id, key=text(credential.key), name=credential.name, owner=credential.owner,
+        rp=credential.rp,
+    )
+
+
+def _bytes(encoded: str) -> bytes:
+    return signing.decode(encoded.encode()) or b""
+
+
+def _confirmation(challenge: bytes) -> bytes:
+    """Return the challenge for the passkey that is there; a registration's one use is spent under it as well."""
+    return hashlib.sha256(_CONFIRM + challenge).digest()
+
+
+def _confirmed(
+    desk: Desk, person: Principal, challenge: bytes, unverified_confirm: Mapping[str, Any] | None, rp: str, now: int
+) -> list[Step]:
+    """Return the step that counts the use of the passkey with which a person adds another one; none for the first.
+
+    Raises:
+        NotAuthorisedError: a person who has one did not prove it, has too many, or has one that somebody damaged.
+    """
+    owned = of_owner(desk, person.tenant, person.id, now)
+    if owned.damaged:
+        raise unproven("A stored passkey of yours is damaged: an operator must run 'hitl-guard audit verify'.")
+    if not owned.kept:
+        return []
+    if len(owned.kept) >= MAX_PASSKEYS:
+        raise NotAuthorisedError(f"A person has at most {MAX_PASSKEYS} passkeys: remove one.", detail="limit")
+    answer = Answer.read(unverified_confirm, user=owner_of(person.tenant, person.id))
+    kept = one_of(owned.kept, answer.credential)
+    count = verify_answer(
+        answer, key=kept.credential.key, expected_challenge=_confirmation(challenge), expected_rp=rp,
+        expected_origins=desk.settings.rp_origins, sign_count=kept.credential.sign_count,
+    )
+    return [rewritten(kept, desk.signer, now, sign_count=count)]
+
+
+def _made(
+    desk: Desk, person: Principal, challenge: bytes, unverified_response: object, name: str, now: int
+) -> Credential:
+    """Return the passkey that an authenticator made, after the checks of WebAuthn (section 7.1)."""
+    response = dict(unverified_response) if isinstance(unverified_response, Mapping) else {}
+    inner, webauthn = response.get("response"), library()
+    try:
+        verified = webauthn.verify_registration_response(
+            credential=response, expected_challenge=challenge, expected_rp_id=desk.settings.rp_id,
+            expected_origin=list(desk.settings.rp_origins), require_user_verification=True,
+        )
+    except Exception as error:
+        # Whatever a forged answer makes the library raise, it is refused.
+        raise unproven("The passkey could not be registered: start a new registration.") from error
+    hints = inner.get("transports") if isinstance(inner, Mapping) else None
+    transports = sorted(_TRANSPORTS.intersection(hints)) if _texts(hints) else []
+    return Credential(
+        id=text(verified.credential_id), tenant=person.tenant, owner=person.id, name=name, created_at=now,
+        sign_count=verified.sign_count, transports=tuple(transports), rp=desk.settings.rp_id or "",
+        key=verified.credential_public_key,
+    )
+
+
+def _texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def listed(desk: Desk, principal: Principal) -> tuple[Credential, ...]:
+    """Return a person's passkeys that count, oldest first."""
+    person = person_of(principal)
+    return tuple(one.credential for one in of_owner(desk, person.tenant, person.id, desk.store.now()).kept)
+
+
+def remove(desk: Desk, credential_id: str, by: Principal, owner: str | None) -> None:
+    """Remove a passkey: its owner while another one is left, an operator any.
+
+    Args:
+        owner: The principal's id whose passkey it is; who acts, when None.
+
+    Raises:
+        NotAuthorisedError: ``detail`` role: this needs an operator. unknown: the person has no such passkey.
+    """
+    if not isinstance(by, Principal):
+        raise ConfigurationError("'by' must be a Principal.")
+    owner = by.id if owner is None else owner
+    operator = desk.settings.operator_role in by.roles and by.kind != "agent"
+    own = by.kind == "human" and by.id == owner
+    for _ in range(ROUNDS):
+        now = desk.store.now()
+        owned = of_owner(desk, by.tenant, owner, now).kept if own or operator else ()
+        gone = next((one for one in owned if one.credential.id == credential_id), None)
+        if gone is None:
+            raise NotAuthorisedError("There is no such passkey of yours.", detail="unknown")
+        others = [one for one in owned if one is not gone]
+        if not operator and not others:
+            raise NotAuthorisedError("Your last passkey is removed by an operator.", detail="role")
+        # The one that stays is demanded unchanged: two removals at once cannot leave nothing.
+        stays = [] if operator else [rewritten(others[0], desk.signer, now)]
+        event = Draft(
+            "credential:removed", by.tenant, now, _body(gone.credential, by), credential_record(gone.row.key), 2
+        )
+        steps: list[Step] = [DropCredential(gone.row.key, gone.row.body), *stays, Append(event)]
+        if desk.store.write(steps, desk.sealer) is not None:
+            return
+    raise busy()
