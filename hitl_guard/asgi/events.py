@@ -1,0 +1,358 @@
+"""Server-sent events: hints that a request changed, to whoever may see it, whichever process changed it.
+
+One task per app reads the change feed and hands each change to the streams that are open in this process. Events carry
+no arguments and prove nothing: a client reads the request again. Their ids are times of the database's clock, so that
+any worker can go on where another one stopped; a client drops what it has had by request and version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .. import clock
+from ..errors import HitlGuardError, LimitError, RefusedError, UnavailableError
+from ..guard import Guard
+from ..lifecycle.threads import offload
+from ..models import ApprovalRequest
+from .identity import Viewer
+from .visibility import visible
+
+if TYPE_CHECKING:
+    from ..lifecycle.feed import Change, Feed
+
+WINDOW_MS = 30_000
+"""How much older than its position a change may still turn up: the longest transaction that is reckoned with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Times and bounds of the live events.
+
+    Attributes:
+        poll_ms: How often the database is asked for changes. beat_ms: How often an idle stream shows that it lives.
+        login_ms: How often the login of a stream is checked again. life_ms: When a stream ends; clients reconnect.
+        idle_ms: How long changes are read on when nobody listens.
+        ring: Changes kept for clients that come back. queue: Changes that wait for a slow client before it is reset.
+        together: Requests that may change at once before everybody is told to load again instead.
+        streams, own_streams: Streams in this process, and of one principal.
+    """
+
+    poll_ms: int = 500
+    beat_ms: int = 15_000
+    login_ms: int = 60_000
+    life_ms: int = 900_000
+    idle_ms: int = 60_000
+    ring: int = 2_000
+    queue: int = 64
+    together: int = 200
+    streams: int = 2_000
+    own_streams: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One change of one request. ``at``: epoch milliseconds."""
+
+    tenant: str
+    request_id: str
+    version: int
+    type: str
+    at: int
+
+    def text(self) -> bytes:
+        """Return the event as it is sent."""
+        data = json.dumps({"request": self.request_id, "type": self.type, "version": self.version})
+        return f"event: change\nid: {self.at}\ndata: {data}\n\n".encode()
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """One open stream. The queue holds notes; None for "load again"."""
+
+    viewer: Viewer
+    queue: asyncio.Queue[Note | None]
+    since: int | None
+    missed: bool = False
+
+    def put(self, note: Note | None) -> None:
+        """Hand a note over. A client that reads too slowly gets one reset instead of everything that waits."""
+        if note is None or self.queue.full():
+            while not self.queue.empty():
+                self.queue.get_nowait()
+            note = None
+        self.queue.put_nowait(note)
+
+
+@dataclass(slots=True)
+class _Ring:
+    """The latest changes. Times are epoch milliseconds of the database.
+
+    Attributes:
+        start: Everything committed from then on was read.
+        dropped: The latest time of a change that was here and is no more.
+    """
+
+    start: int
+    dropped: int = -1
+    notes: deque[Note] = field(default_factory=deque)
+
+    def add(self, note: Note, most: int) -> None:
+        self.notes.append(note)
+        while len(self.notes) > most:
+            self.dropped = max(self.dropped, self.notes.popleft().at)
+
+    def since(self, position: int, now: int) -> list[Note] | None:
+        """Return what a client that stopped at ``position`` may have missed; None when nobody can tell."""
+        oldest = position - WINDOW_MS
+        if position < self.start or oldest <= self.dropped or position > now + WINDOW_MS:
+            return None
+        return [note for note in self.notes if note.at >= oldest]
+
+
+class Hub:
+    """Reads the change feed once for all streams of a process.
+
+    Args:
+        viewer_of: Authenticates a stream's request again.
+    """
+
+    def __init__(
+        self, guard: Guard, viewer_of: Callable[[HTTPConnection], Awaitable[Viewer | None]], pace: Pace | None = None
+    ) -> None:
+        self.pace = pace or Pace()
+        self._guard = guard
+        self._viewer_of = viewer_of
+        self._streams: set[Stream] = set()
+        self._known: OrderedDict[tuple[str, str], ApprovalRequest | None] = OrderedDict()
+        self._ring: _Ring | None = None
+        self._now = 0
+        self._task: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._closed = False
+        self._failed = False
+        self._listened = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether changes are read, or would be if somebody listened."""
+        return not self._closed and not self._failed
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open in this process."""
+        return len(self._streams)
+
+    async def close(self) -> None:
+        """End every stream, and read no more."""
+        self._closed = True
+        task, self._task = self._task, None
+        for stream in self._streams:
+            stream.put(None)
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def open(self, viewer: Viewer, position: str | None) -> Stream:
+        """Return a new stream for a viewer; `chunks` reads it.
+
+        Args:
+            position: ``Last-Event-ID`` of a client that comes back, or None.
+
+        Raises:
+            LimitError: too many are open. UnavailableError: changes cannot be read.
+        """
+        who = viewer.tenant, viewer.principal.id
+        own = sum(who == (one.viewer.tenant, one.viewer.principal.id) for one in self._streams)
+        if len(self._streams) >= self.pace.streams or own >= self.pace.own_streams:
+            raise LimitError("Too many live streams are open: close some pages.", detail="streams")
+        await self._start()
+        stream = Stream(viewer, asyncio.Queue(self.pace.queue), None)
+        if position is not None:
+            number = position.isascii() and position.isdigit() and len(position) < 17
+            stream.since, stream.missed = (int(position), False) if number else (None, True)
+        self._streams.add(stream)
+        return stream
+
+    async def chunks(self, stream: Stream, request: HTTPConnection) -> AsyncIterator[bytes]:
+        """Yield what a stream sends, until its login or its life is over."""
+        try:
+            for note in await self._replayed(stream):
+                yield _RESET if note is None else note.text()
+            yield self._beat()
+            born = checked = clock.monotonic_ms()
+            while not self._closed and clock.monotonic_ms() - born < self.pace.life_ms:
+                if clock.monotonic_ms() - checked >= self.pace.login_ms:
+                    if not await self._still(stream, request):
+                        return
+                    checked = clock.monotonic_ms()
+                try:
+                    note = await asyncio.wait_for(stream.queue.get(), self.pace.beat_ms / 1000)
+                except TimeoutError:
+                    yield self._beat()
+                    continue
+                if not self._closed:
+                    yield _RESET if note is None else note.text()
+        finally:
+            self.leave(stream)
+
+    def leave(self, stream: Stream) -> None:
+        """Forget a stream that ended, or whose response never began."""
+        self._streams.discard(stream)
+        self._listened = clock.monotonic_ms()
+
+    def _beat(self) -> bytes:
+        # An id without data moves the client's position, and dispatches nothing.
+        return f": alive\nid: {self._now}\n\n".encode()
+
+    async def _still(self, stream: Stream, request: HTTPConnection) -> bool:
+        try:
+            viewer = await self._viewer_of(request)
+        except HitlGuardError:
+            return False  # nobody can tell; the client comes back
+        before = stream.viewer
+        if viewer is None or (viewer.tenant, viewer.principal.id) != (before.tenant, before.principal.id):
+            return False
+        stream.viewer = viewer
+        return True
+
+    async def _replayed(self, stream: Stream) -> list[Note | None]:
+        if stream.missed:
+            return [None]
+        if stream.since is None:
+            return []
+        notes = None if self._ring is None else self._ring.since(stream.since, self._now)
+        if notes is None:
+            return [None]
+        own = [note for note in notes if note.tenant == stream.viewer.tenant]
+        await self._learn(own)
+        return [note for note in own if self._sees(stream.viewer, note)]
+
+    # -- the feed ------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        if self._closed:
+            raise UnavailableError("This server is shutting down; try again.", detail="closing")
+        async with self._starting:
+            if self._task is None or self._task.done():
+                self._now, feed = await offload(self._begun)
+                self._ring, self._failed = _Ring(self._now), False
+                self._listened = clock.monotonic_ms()
+                self._task = asyncio.create_task(self._follow(feed))
+
+    def _begun(self) -> tuple[int, Feed]:
+        from ..lifecycle.feed import Feed
+
+        desk = self._guard._desk
+        feed = Feed(desk)
+        return desk.store.now(), feed  # in this order: what is committed after that time is no secret to the feed
+
+    async def _follow(self, feed: Feed) -> None:
+        """Read changes for as long as somebody listens. A store that fails for a while loses none: the feed goes on."""
+        store = self._guard._desk.store
+        while self._streams or clock.monotonic_ms() - self._listened < self.pace.idle_ms:
+            try:
+                if store.notifies:
+                    await offload(lambda: store.wait_for_changes(self.pace.poll_ms))
+                else:
+                    await asyncio.sleep(self.pace.poll_ms / 1000)
+                now = await offload(store.now)
+                await self._spread(await offload(feed.changes))
+                self._now, self._failed = now, False
+            except UnavailableError:
+                self._failed = True
+                await asyncio.sleep(self.pace.poll_ms / 1000)
+
+    async def _spread(self, changes: list[Change]) -> None:
+        notes = sorted((
+            Note(one.tenant, one.request_id, one.version, one.type, one.at)
+            for one in changes if one.request_id is not None
+        ), key=lambda note: note.at)
+        changed = {(note.tenant, note.request_id) for note in notes}
+        if any(one.type == "reset" for one in changes) or len(changed) > self.pace.together:
+            await self._reset_all()
+            return
+        watched = {stream.viewer.tenant for stream in self._streams}
+        await self._learn([note for note in notes if note.tenant in watched])
+        for note in notes:
+            if self._ring is not None:
+                self._ring.add(note, self.pace.ring)
+            for stream in self._streams:
+                if stream.viewer.tenant == note.tenant and self._sees(stream.viewer, note):
+                    stream.put(note)
+
+    async def _reset_all(self) -> None:
+        self._ring = _Ring(await offload(self._guard._desk.store.now))  # who comes back from before loads again, too
+        for stream in self._streams:
+            stream.put(None)
+
+    async def _learn(self, notes: list[Note]) -> None:
+        """Read the requests that are not known yet, to tell who sees them. What that depends on never changes."""
+        missing = {(note.tenant, note.request_id) for note in notes} - self._known.keys()
+        if not missing:
+            return
+        read = await offload(lambda: [(key, self._read(*key)) for key in missing])
+        self._known.update(read)
+        while len(self._known) > 2 * self.pace.ring:
+            self._known.popitem(last=False)
+
+    def _read(self, tenant: str, request_id: str) -> ApprovalRequest | None:
+        try:
+            return self._guard.get(request_id, tenant=tenant)
+        except RefusedError:
+            return None  # damaged or gone
+
+    def _sees(self, viewer: Viewer, note: Note) -> bool:
+        request = self._known.get((note.tenant, note.request_id))
+        return viewer.operator if request is None else visible(request, viewer)
+
+
+_RESET = b"event: reset\ndata: {}\n\n"
+
+
+class EventStream(Response):
+    """Sends a stream until it, the client or the app ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, hub: Hub, stream: Stream, request: HTTPConnection) -> None:
+        super().__init__(headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._hub, self._stream, self._request = hub, stream, request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the head and, but for HEAD, the events."""
+        gone = asyncio.create_task(_disconnected(receive))
+        sending = asyncio.create_task(self._send(scope, send))
+        try:
+            await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (gone, sending):
+                task.cancel()
+            await asyncio.gather(gone, sending, return_exceptions=True)
+            self._hub.leave(self._stream)
+        if not sending.cancelled() and (error := sending.exception()) is not None and not isinstance(error, OSError):
+            raise error
+
+    async def _send(self, scope: Scope, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if scope["method"] != "HEAD":
+            async with aclosing(self._hub.chunks(self._stream, self._request)) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue

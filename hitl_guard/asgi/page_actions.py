@@ -1,0 +1,307 @@
+"""What the pages' forms do. Each needs a login, the session's token and a request from this very site.
+
+After it was done the browser is sent to a page, so that loading it again does nothing. What is refused is told on the
+page where the person was, with what they had written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .. import canonical
+from ..errors import CanonicalizationError, DecisionError, HitlGuardError
+from ..lifecycle.toolspec import validate
+from ..models import ApprovalRequest, Decision
+from ..render.markup import differences, laid
+from ..render.secrets import secret_pointers
+from . import page_views as views
+from .body import read_body
+from .forms import MAX_BYTES, Edited, Form, edited, malformed, parse
+from .identity import Viewer
+from .lists import secrets_of
+from .page_desk import Desk, Handler, address, base_of, see, told
+from .page_looks import the_control, the_runs
+from .problems import slug_of
+from .seen import proven
+from .service import Answer
+from .sessions import FIELD
+
+MAX_BULK = 100
+"""Requests that one bulk decision may be about."""
+
+_AWAY = frozenset({"forbidden", "not-found", "unauthenticated"})
+_FORM = "application/x-www-form-urlencoded"
+
+
+async def form_of(desk: Desk, request: Request, viewer: Viewer) -> Form:
+    """Return what was posted, once it is certain that it came from a page of ours.
+
+    Raises:
+        NotAuthorisedError: it did not. HTTPException, CanonicalizationError, DecisionError: it is no form.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
+        raise HTTPException(415)
+    form = parse(await read_body(request.receive, limit=MAX_BYTES, headers=request.scope["headers"]))
+    await desk.inbox.sessions.check(request, viewer, {FIELD: form.one(FIELD)})
+    return form
+
+
+async def decision(desk: Desk, request: Request, viewer: Viewer) -> Response:
+    """Approve, deny, approve with other arguments, or answer for the tool."""
+    form = await form_of(desk, request, viewer)
+    kind = form.one("answer")
+    made: Edited | None = None
+    try:
+        asked = await desk.inbox.get(viewer, request.path_params["request_id"])
+        if kind == "edit":
+            made = _edited(asked, form)
+        done = await desk.inbox.decide(viewer, asked.id, _answer(form, kind, made))
+    except (HitlGuardError, HTTPException) as error:
+        return await _told(desk, request, viewer, error, form, made, kind)
+    return see(f"{base_of(request)}/requests/{done.request_id}", _word(kind, done))
+
+
+def _word(kind: str, done: Decision) -> str:
+    if kind == "respond":
+        return "responded"
+    return "denied" if not done.approve else "voted" if done.state == "pending" else "approved"
+
+
+def _answer(form: Form, kind: str, made: Edited | None) -> Answer:
+    """Return what the form says.
+
+    Raises:
+        DecisionError: it says nothing that can be decided.
+    """
+    common: dict[str, Any] = {"fingerprint": form.one("fingerprint"), "reason": form.one("reason").strip() or None}
+    if kind == "approve":
+        return Answer(approve=True, execute_within=_minutes(form, "within"), **common)
+    if kind == "edit":
+        if made is None or made.arguments is None:
+            raise DecisionError("The changed arguments are not right yet: look below.", code="unsupported-value",
+                                detail="form")
+        return Answer(approve=True, arguments=made.arguments, execute_within=_minutes(form, "within"), **common)
+    if kind == "deny":
+        return Answer(approve=False, mute=_minutes(form, "mute"), **common)
+    if kind == "respond":
+        return Answer(approve=False, respond=_response(form), **common)
+    raise malformed()
+
+
+def _minutes(form: Form, name: str) -> int | None:
+    text = form.one(name).strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 8 and int(text)):
+        raise DecisionError("A time is a whole number of minutes.", code="unsupported-value", detail="form")
+    return int(text) * views.MINUTE_MS
+
+
+def _response(form: Form) -> Any:
+    text = form.one("response")
+    if form.one("as") != "json":
+        return text
+    try:
+        value = canonical.parse(text)
+    except CanonicalizationError as error:
+        raise DecisionError(f"The result is no strict JSON: {error}", code="unsupported-value", detail="form") from None
+    if value is None:
+        raise DecisionError("null is no answer: deny instead.", code="unsupported-value", detail="form")
+    return value
+
+
+def _edited(asked: ApprovalRequest, form: Form) -> Edited:
+    made = views.form_of(asked)
+    if not made:
+        raise DecisionError("These arguments cannot be edited here.", code="unsupported-value", detail="form")
+    return edited(made, asked.arguments, form)
+
+
+async def preview(desk: Desk, request: Request, viewer: Viewer) -> Response:
+    """Show what an edit changes, before it is approved. This changes nothing."""
+    form = await form_of(desk, request, viewer)
+    made: Edited | None = None
+    try:
+        asked = await desk.inbox.get(viewer, request.path_params["request_id"])
+        made = _edited(asked, form)
+        if form.one("back"):
+            return await desk.request(request, viewer, given=form, made=made.fields)
+        arguments = _answer(form, "edit", made).arguments
+        data = desk.inbox.guard._desk.canonical_arguments(arguments)
+        validate(asked.definition, data)
+        if data == asked.canonical:
+            raise DecisionError("Nothing was changed: approve the call as it is.", code="unsupported-value",
+                                detail="form")
+    except (HitlGuardError, HTTPException) as error:
+        return await _told(desk, request, viewer, error, form, made, "edit")
+    return _previewed(desk, request, viewer, asked, form, data)
+
+
+def _previewed(
+    desk: Desk, request: Request, viewer: Viewer, asked: ApprovalRequest, form: Form, data: bytes
+) -> Response:
+    arguments = canonical.decode(data)
+    schema = None if asked.definition is None else asked.definition.input_schema
+    masks = {*secrets_of(asked), *secret_pointers(schema, arguments)}
+    row = views.Row.of(asked)
+    return desk.page(request, viewer, "preview.html", {
+        "again": [pair for pair in form.all() if pair[0] not in ("answer", "back")],
+        "differences": differences(asked.arguments, arguments, masks=masks), "laid": laid(data, masks=masks),
+        "needed": row.needed, "passkey": row.passkey, "plain": data.decode(), "request": asked,
+        "self_url": address(request, asked), "size": len(data), "warnings": views.warned(data, masks),
+    })
+
+
+async def _told(
+    desk: Desk, request: Request, viewer: Viewer, error: BaseException, form: Form, made: Edited | None, kind: str
+) -> Response:
+    """Show the request as it is now, with what went wrong and what the person had written."""
+    if slug_of(error) in ("not-found", "unavailable"):
+        return desk.problem(request, viewer, error)
+    return await desk.request(
+        request, viewer, error=error, given=form, made=None if made is None else made.fields, answer=kind
+    )
+
+
+async def reveal(desk: Desk, request: Request, viewer: Viewer) -> Response:
+    """Show secret values. Each is written to the audit log before the page is made."""
+    form = await form_of(desk, request, viewer)
+    places = form.every("place")
+    for place in places:
+        await desk.inbox.reveal(viewer, request.path_params["request_id"], place)
+    return await desk.request(request, viewer, revealed=places)
+
+
+async def revoke(desk: Desk, request: Request, viewer: Viewer) -> Response:
+    """Withdraw a request."""
+    form = await form_of(desk, request, viewer)
+    return await _changed(desk, request, viewer, form, "revoked", lambda asked: desk.inbox.revoke(
+        viewer, asked, form.one("reason").strip() or None
+    ))
+
+
+async def resolve(desk: Desk, request: Request, viewer: Viewer) -> Response:
+    """Close a call whose outcome nobody knows."""
+    form = await form_of(desk, request, viewer)
+    return await _changed(desk, request, viewer, form, "resolved", lambda asked: desk.inbox.resolve(
+        viewer, asked, form.one("outcome"), form.one("reason").strip(), force=form.one("force") == "1"
+    ))
+
+
+async def _changed(
+    desk: Desk, request: Request, viewer: Viewer, form: Form, done: str, action: Callable[[str], Awaitable[Any]]
+) -> Response:
+    request_id = request.path_params["request_id"]
+    try:
+        await action(request_id)
+    except HitlGuardError as error:
+        return await _told(desk, request, viewer, error, form, None, done)
+    asked = await desk.inbox.get(viewer, request_id)
+    return see(address(request, asked), done)
+
+
+async def bulk(desk: Desk, request: Request, viewer: Viewer) -> Response:
+    """Deny several requests, or approve several that this person opened. Each is decided by itself."""
+    form = await form_of(desk, request, viewer)
+    kind = form.one("answer")
+    picks = list(dict.fromkeys(form.every("pick")))
+    if kind not in ("approve", "deny") or not 0 < len(picks) <= MAX_BULK:
+        raise malformed(f"Select from 1 to {MAX_BULK} requests first.")
+    opened = proven(desk.inbox.guard, viewer, form.every("seen")) if kind == "approve" else frozenset()
+    results = [await _one_of_many(desk, viewer, form, kind, pick, opened) for pick in picks]
+    return desk.page(request, viewer, "bulk.html", {
+        "done": sum(one["good"] for one in results), "results": results,
+        "verb": "approved" if kind == "approve" else "denied",
+    })
+
+
+async def _one_of_many(
+    desk: Desk, viewer: Viewer, form: Form, kind: str, pick: str, opened: frozenset[tuple[str, str]]
+) -> dict[str, Any]:
+    request_id, _, fingerprint = pick.partition(" ")
+    reason = form.one("reason").strip() or None
+    try:
+        if kind == "approve":
+            asked = await desk.inbox.get(viewer, request_id)
+            if views.Row.of(asked).single:
+                raise DecisionError("This one needs more than one person or a passkey: approve it by itself.",
+                                    code="not-authorised", detail="bulk")
+            if (asked.id, fingerprint) not in opened:
+                raise DecisionError("Open this one before you approve it.", code="not-authorised", detail="bulk")
+        await desk.inbox.decide(
+            viewer, request_id, Answer(approve=kind == "approve", fingerprint=fingerprint, reason=reason)
+        )
+    except HitlGuardError as error:
+        return {"good": False, "id": request_id, **told(error)}
+    return {"good": True, "id": request_id}
+
+
+async def passkey_removal(desk: Desk, request: Request, viewer: Viewer) -> Response:
+    """Remove one of the viewer's passkeys."""
+    form = await form_of(desk, request, viewer)
+    await desk.inbox.remove_passkey(viewer, form.one("credential"))
+    return see(f"{base_of(request)}/passkeys", "removed")
+
+
+async def control(desk: Desk, request: Request, viewer: Viewer) -> Response:
+    """Pause, resume or unmute; for operators."""
+    form = await form_of(desk, request, viewer)
+    reason = form.one("reason").strip() or None
+    what = {"tool": form.one("tool").strip() or None, "agent": form.one("agent").strip() or None}
+    try:
+        match form.one("change"):
+            case "pause":
+                await desk.inbox.pause(viewer, **what, reason=reason)
+            case "resume":
+                await desk.inbox.unpause(viewer, **what, reason=reason)
+            case "unmute":
+                await desk.inbox.unmute(viewer, user=form.one("user"), tool=form.one("tool"), reason=reason)
+            case _:
+                raise malformed()
+    except HitlGuardError as error:
+        if slug_of(error) in _AWAY:
+            raise
+        return await the_control(desk, request, viewer, error, form)
+    return see(f"{base_of(request)}/control", "changed")
+
+
+async def run(desk: Desk, request: Request, viewer: Viewer) -> Response:
+    """Go on with a suspended run: with an answer, or with what was decided elsewhere."""
+    form = await form_of(desk, request, viewer)
+    given = form.one("answer")
+    try:
+        data = (_answered(form, given),) if given.strip() else ()
+        await desk.inbox.resume(
+            viewer, form.one("run"), agent=form.one("agent") or None, user=form.one("user") or None,
+            tool_call_id=form.one("call") or None, data=data,
+        )
+    except HitlGuardError as error:
+        if slug_of(error) == "not-found":
+            raise
+        return await the_runs(desk, request, viewer, error)
+    except Exception as error:  # noqa: BLE001  the model's own: the run is stored, and what it says may be secret
+        return await the_runs(desk, request, viewer, error, "run-failed")
+    return see(f"{base_of(request)}/runs", "resumed")
+
+
+def _answered(form: Form, given: str) -> Any:
+    if form.one("as") == "text":
+        return given
+    try:
+        return canonical.parse(given)
+    except CanonicalizationError as error:
+        raise DecisionError(f"The answer is no strict JSON: {error}", code="unsupported-value", detail="form") from None
+
+
+ACTIONS: dict[str, Handler] = {
+    "/bulk": bulk, "/control": control, "/passkeys/remove": passkey_removal,
+    "/requests/{request_id}/decision": decision, "/requests/{request_id}/preview": preview,
+    "/requests/{request_id}/resolve": resolve, "/requests/{request_id}/reveal": reveal,
+    "/requests/{request_id}/revoke": revoke, "/runs": run,
+}
+"""Path → what its form does."""

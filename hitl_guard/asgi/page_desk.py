@@ -1,0 +1,138 @@
+"""How a page is made for one viewer: a login first, one frame around all, every refusal with its status."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from ..errors import HitlGuardError
+from ..models import ApprovalRequest
+from . import page_views as views
+from .forms import Field, Form
+from .identity import Viewer
+from .problems import PROBLEMS, said_of, slug_of
+from .seen import proof
+from .service import Inbox
+from .visibility import has_voted
+
+DONE = {
+    "approved": "Approved.", "changed": "Done.", "decided": "Your decision is recorded.", "denied": "Denied.",
+    "registered": "The passkey is registered.", "removed": "The passkey is removed.", "resolved": "Resolved.",
+    "responded": "Answered.", "resumed": "The run went on.", "revoked": "Revoked.",
+    "voted": "Your approval is recorded; others are still needed.",
+}
+"""What a page says after something was done: the word in its address → the sentence."""
+
+Handler = Callable[["Desk", Request, Viewer], Awaitable[Response]]
+
+
+class Desk:
+    """Renders pages for one app.
+
+    Args:
+        inbox: The operations; whatever a viewer may not see comes from there as unknown.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self.inbox = inbox
+        self.passkeys = inbox.guard._desk.settings.rp_id is not None
+
+    def endpoint(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """Return an endpoint: a login first, and every refusal as a page with its status."""
+        async def endpoint(request: Request) -> Response:
+            viewer: Viewer | None = None
+            try:
+                viewer = await self.inbox.viewer(request)
+                if viewer is None:
+                    return self._nobody(request)
+                return await handler(self, request, viewer)
+            except (HitlGuardError, HTTPException) as error:
+                return self.problem(request, viewer, error)
+
+        endpoint.__name__, endpoint.__doc__ = handler.__name__, handler.__doc__
+        return endpoint
+
+    def _nobody(self, request: Request) -> Response:
+        login = self.inbox.login_path
+        if login is not None and request.method in ("GET", "HEAD"):
+            return RedirectResponse(f"{base_of(request)}/{login.lstrip('/')}", status_code=303)
+        return self.problem(request, None, HTTPException(401))
+
+    def page(
+        self, request: Request, viewer: Viewer | None, template: str, context: Mapping[str, Any], *, here: str = "",
+        error: BaseException | None = None, headers: Mapping[str, str] | None = None, slug: str | None = None,
+    ) -> Response:
+        """Return a page; with an error in it, its status is that of the error.
+
+        Args:
+            slug: The error's class, where it is none that `slug_of` knows.
+        """
+        slug = slug or (None if error is None else slug_of(error))
+        common: dict[str, Any] = {
+            "base": base_of(request), "error": None if error is None else told(error, slug),
+            "here": here, "notice": None if error is not None else DONE.get(request.query_params.get("done", "")),
+            "now": 0 if viewer is None else viewer.now, "operator": viewer is not None and viewer.operator,
+            "passkeys": self.passkeys and viewer is not None, "seen": "", "static": views.static_version(),
+            "token": "" if viewer is None else self.inbox.sessions.token(request, viewer),
+            "who": None if viewer is None else viewer.display,
+        }
+        text = views.templates().get_template(template).render(**(common | dict(context)))
+        return HTMLResponse(text, 200 if slug is None else PROBLEMS[slug][0], headers)
+
+    def problem(self, request: Request, viewer: Viewer | None, error: BaseException) -> Response:
+        """Return a page that says what is wrong, as coarsely as the API does."""
+        status, title = PROBLEMS[slug_of(error)]
+        headers = {"retry-after": "5"} if status == 503 else {}
+        context = {"title": title, "said": said_of(error)}
+        response = self.page(request, viewer, "problem.html", context, headers=headers)
+        response.status_code = status
+        return response
+
+    async def request(
+        self, request: Request, viewer: Viewer, *, error: BaseException | None = None, given: Form | None = None,
+        revealed: Collection[str] = (), made: tuple[Field, ...] | None = None, answer: str = "",
+    ) -> Response:
+        """Return a request's page; the other arguments are those of `page_views.detail`."""
+        dossier = await self.inbox.show(viewer, request.path_params["request_id"])
+        context = views.detail(dossier, viewer, revealed=revealed, given=given, made=made, answer=answer)
+        asked = dossier.request
+        more: dict[str, Any] = {"self_url": address(request, asked), "seen": proof(self.inbox.guard, viewer, asked)}
+        if not _is_true(request.query_params.get("done"), asked, viewer):
+            more["notice"] = None  # the address is anybody's to write
+        return self.page(request, viewer, "request.html", context | more, error=error)
+
+
+def _is_true(done: str | None, asked: ApprovalRequest, viewer: Viewer) -> bool:
+    """Return whether what a request's address says was done is what the request says."""
+    if done == "revoked":
+        return asked.state == "revoked"
+    if done == "resolved":
+        return asked.state in ("abandoned", "failed", "succeeded")
+    decided = has_voted(asked, viewer)
+    return decided and (done != "approved" or asked.state not in ("denied", "pending"))
+
+
+def told(error: BaseException, slug: str | None = None) -> dict[str, str | None]:
+    """Return what a person is told of an error."""
+    by = getattr(error, "decided_by", None)
+    return {"title": PROBLEMS[slug or slug_of(error)][1], "said": said_of(error), "by": by}
+
+
+def base_of(request: Request) -> str:
+    """Return the path under which the inbox is mounted, without a slash at its end."""
+    return quote(str(request.scope.get("root_path", "")).rstrip("/"), safe="/")
+
+
+def address(request: Request, of: ApprovalRequest) -> str:
+    """Return the permanent path of a request."""
+    return f"{base_of(request)}/requests/{quote(of.id, safe='')}"
+
+
+def see(path: str, done: str) -> Response:
+    """Return the redirect after something was done, so that loading the page again does not do it twice."""
+    return RedirectResponse(f"{path}?done={done}", status_code=303)

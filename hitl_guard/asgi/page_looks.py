@@ -1,0 +1,100 @@
+"""The pages that are looked at. Each is complete without its script, and looking changes nothing."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..errors import NotAuthorisedError
+from . import page_views as views
+from .forms import Form, malformed
+from .headers import IMMUTABLE
+from .identity import Viewer
+from .page_desk import Desk, Handler
+
+PAGE_SIZE = 50
+"""Requests on one page of the list."""
+
+
+async def the_list(desk: Desk, request: Request, viewer: Viewer) -> Response:
+    """Show the requests that wait, or what the filters ask for."""
+    asked = request.query_params
+    names = ("state", "tool", "requester", "text", "cursor")
+    given = {name: asked.get(name, "").strip() for name in names} | {"mine": asked.get("mine") == "1"}
+    given["state"] = given["state"] or "pending"
+    if given["state"] not in views.CHOICES:
+        raise malformed("There is no such state.")
+    listing = await desk.inbox.list(
+        viewer, states=views.CHOICES[str(given["state"])][1], tool=str(given["tool"]) or None,
+        requester=str(given["requester"]) or None, mine=bool(given["mine"]), text=str(given["text"]) or None,
+        limit=PAGE_SIZE, cursor=str(given["cursor"]) or None,
+    )
+    rows = [views.Row.of(one) for one in listing.items]
+    waiting = sum(row.request.state == "pending" for row in rows)
+    kept = {name: "1" if value is True else value for name, value in given.items() if value and name != "cursor"}
+    context = {
+        "choices": [(value, label) for value, (label, _) in views.CHOICES.items()], "damaged": listing.damaged,
+        "filters": given, "first": urlencode(kept),
+        "following": listing.next and urlencode({**kept, "cursor": listing.next}), "rows": rows,
+        "waiting": f"{waiting}+" if waiting and listing.next else waiting,
+    }
+    return desk.page(request, viewer, "list.html", context, here="list")
+
+
+async def the_request(desk: Desk, request: Request, viewer: Viewer) -> Response:
+    """Show one request."""
+    return await desk.request(request, viewer)
+
+
+async def the_passkeys(desk: Desk, request: Request, viewer: Viewer) -> Response:
+    """Show the viewer's passkeys."""
+    if not desk.passkeys:
+        raise HTTPException(404)
+    return desk.page(request, viewer, "passkeys.html", {"keys": await desk.inbox.passkeys(viewer)}, here="passkeys")
+
+
+async def the_control(
+    desk: Desk, request: Request, viewer: Viewer, error: BaseException | None = None, given: Form | None = None
+) -> Response:
+    """Show what is paused and muted and what is in doubt; for operators."""
+    control = await desk.inbox.control(viewer)
+    doubtful = await desk.inbox.list(viewer, states=("in_doubt",), limit=PAGE_SIZE)
+    context = {
+        "control": control, "doubtful": [views.Row.of(one) for one in doubtful.items], "more": doubtful.next,
+        "input": {"reason": "" if given is None else given.one("reason")},
+        "policy": desk.inbox.guard.policy_version,
+    }
+    return desk.page(request, viewer, "control.html", context, here="control", error=error)
+
+
+async def the_runs(
+    desk: Desk, request: Request, viewer: Viewer, error: BaseException | None = None, slug: str | None = None
+) -> Response:
+    """Show the suspended runs of the viewer; an operator may look at another person's."""
+    user = request.query_params.get("user", "").strip() or None
+    try:
+        waiting = await desk.inbox.runs(viewer, user=user)
+    except NotAuthorisedError as refusal:
+        waiting, error = await desk.inbox.runs(viewer), refusal
+    context = {"runs": waiting.runs, "damaged": waiting.damaged, "user": user or "", "own": viewer.principal.id}
+    return desk.page(request, viewer, "runs.html", context, here="runs", error=error, slug=slug)
+
+
+async def static(request: Request) -> Response:
+    """Return a static file; there are three, and they hold nothing of anybody's."""
+    name = request.path_params["name"]
+    content = views.static_files().get(name)
+    if content is None:
+        raise HTTPException(404)
+    current = request.url.query == views.static_version()
+    return Response(content, headers={"cache-control": IMMUTABLE} if current else {}, media_type=views.STATIC[name])
+
+
+LOOKS: dict[str, Handler] = {
+    "/": the_list, "/control": the_control, "/passkeys": the_passkeys, "/requests/{request_id}": the_request,
+    "/runs": the_runs,
+}
+"""Path → the page that is there."""

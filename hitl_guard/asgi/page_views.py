@@ -1,0 +1,252 @@
+"""What the pages show, as plain values, and the templates that show it. Nothing here does I/O or decides anything."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from markupsafe import escape as html
+
+from .. import canonical
+from ..models import ApprovalRequest
+from ..render import left, utc, warnings
+from ..render.markup import Difference, Laid, differences, finalize, laid, shown, text, value_text
+from ..render.request import requirement_text
+from ..render.secrets import masked, secret_pointers
+from .forms import Field, Form, fields
+from .identity import Viewer
+from .lists import secrets_of
+from .visibility import is_requester, may_decide, waits_for
+
+if TYPE_CHECKING:
+    from ..lifecycle.dossier import Dossier
+
+STATIC = {"icon.svg": "image/svg+xml", "inbox.css": "text/css", "inbox.js": "text/javascript"}
+"""Every static file and its type."""
+
+STATES: dict[str, str] = {
+    "abandoned": "given up", "approved": "approved", "denied": "denied", "executing": "running", "expired": "expired",
+    "failed": "failed", "in_doubt": "in doubt", "pending": "waits", "revoked": "revoked", "succeeded": "succeeded",
+    "superseded": "replaced", "suspended": "asks back",
+}
+"""State → the page's word for it."""
+
+HAPPENED: dict[str, str] = {
+    "call:abandoned": "given up, outcome unknown", "call:failed": "failed", "call:in_doubt": "in doubt",
+    "call:succeeded": "succeeded", "call:suspended": "the tool asks back", "grant:claimed": "the tool was started",
+    "grant:resumed": "the tool was started again", "request:approved": "approved", "request:denied": "denied",
+    "request:expired": "expired", "request:revoked": "revoked", "request:superseded": "replaced by another request",
+    "request:voted": "one of several approvals",
+}
+"""Type of an event of a request → the page's word for it."""
+
+CHOICES: dict[str, tuple[str, tuple[str, ...] | None]] = {
+    "pending": ("waits", ("pending",)),
+    "open": ("open", ("pending", "approved", "executing", "suspended", "in_doubt")),
+    "in_doubt": ("in doubt", ("in_doubt",)),
+    "approved": ("approved or ran", ("approved", "executing", "suspended", "succeeded", "failed")),
+    "denied": ("denied", ("denied",)),
+    "ended": ("ended", ("abandoned", "denied", "expired", "failed", "revoked", "succeeded", "superseded")),
+    "all": ("all", None),
+}
+"""Value of the state filter → its label and its states."""
+
+MUTES = ((60, "an hour"), (1440, "a day"), (10_080, "a week"))
+"""``(minutes, words)`` for which a denial may also refuse the same tool for the same requester."""
+
+MINUTE_MS = 60_000
+
+
+@functools.cache
+def static_files() -> Mapping[str, bytes]:
+    """Return the static files, by name."""
+    folder = resources.files(__package__) / "static"
+    return {name: (folder / name).read_bytes() for name in STATIC}
+
+
+@functools.cache
+def static_version() -> str:
+    """Return a text that changes with the static files."""
+    return hashlib.sha256(b"".join(static_files()[name] for name in sorted(STATIC))).hexdigest()[:16]
+
+
+@functools.cache
+def templates() -> Environment:
+    """Return the templates. What they print is markup of ours, or text without hidden characters, escaped."""
+    made = Environment(
+        loader=PackageLoader("hitl_guard.asgi"), autoescape=True, undefined=StrictUndefined, finalize=finalize,
+        trim_blocks=True, lstrip_blocks=True,
+    )
+    made.filters.update({"raw": html, "shown": shown, "t": text, "value": value_text})
+    made.globals.update(lay=lay, ms=epoch_ms, mutes=MUTES, remaining=remaining, since=since, utc=utc, words=STATES)
+    return made
+
+
+def remaining(until: int, now: int) -> str:
+    """Return how much time there is until something (epoch milliseconds), in words."""
+    return f"{left(until, now).removeprefix('in ')} left" if until > now else "no time left"
+
+
+def since(then: int, now: int) -> str:
+    """Return how long ago something was (epoch milliseconds), in words."""
+    return left(now + max(1, now - then), now).removeprefix("in ") + " ago"
+
+
+def lay(value: Any) -> Markup:
+    """Return any plain JSON data, laid out."""
+    return laid(canonical.canonicalize(value)).lines
+
+
+def epoch_ms(moment: datetime) -> int:
+    """Return a moment as epoch milliseconds."""
+    return int(moment.timestamp() * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A request in the list.
+
+    Attributes:
+        risk: The rules' words for the risk, or "".
+        given, needed: People who approved, and how many the largest quorum needs.
+        passkey: Whether a decision needs a passkey.
+        single: Why it cannot be approved together with others, or "".
+    """
+
+    request: ApprovalRequest
+    risk: str
+    given: int
+    needed: int
+    passkey: bool
+    single: str
+
+    @classmethod
+    def of(cls, request: ApprovalRequest) -> Row:
+        """Return the row of a request."""
+        needs = request.requirements
+        risks = dict.fromkeys(need.risk for need in needs if need.risk)
+        given = len({vote.approver for vote in request.votes if vote.approve and not vote.automatic})
+        needed = max((need.quorum for need in needs), default=1)
+        passkey = needs_passkey(request)
+        single = "passkey" if passkey else "quorum" if needed > 1 else ""
+        return cls(request, ", ".join(risks), given, needed, passkey, single)
+
+
+def needs_passkey(request: ApprovalRequest) -> bool:
+    """Return whether a decision on this request needs a passkey."""
+    return any(need.evidence == "passkey" for need in request.requirements)
+
+
+def form_of(request: ApprovalRequest) -> tuple[Field, ...]:
+    """Return the form for the arguments; empty where the rules let nobody edit them, or where it would show secrets."""
+    if not request.requirements or not all(need.edit for need in request.requirements):
+        return ()
+    schema, secrets = None if request.definition is None else request.definition.input_schema, secrets_of(request)
+    if secrets and needs_passkey(request):
+        return ()  # the script that talks to the passkey would need the secrets in the page
+    named = (schema or {}).get("properties")
+    every = {**dict.fromkeys(named if isinstance(named, Mapping) else ()), **request.arguments}
+    return fields(schema, request.arguments, secrets | secret_pointers(schema, every))
+
+
+def warned(data: bytes, masks: Collection[str]) -> tuple[str, ...]:
+    """Return the warnings about canonical arguments; what is masked is not looked at."""
+    if masks:
+        data = canonical.canonicalize(masked(canonical.decode(data), masks))
+    return warnings(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The attempt before, and how this one differs."""
+
+    request: ApprovalRequest
+    differences: list[Difference]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCall:
+    """An earlier call of the same model turn; ``laid`` is None for another tool, whose secrets are not known here."""
+
+    tool: str
+    laid: Laid | None
+
+
+def detail(
+    dossier: Dossier, viewer: Viewer, *, revealed: Collection[str] = (), given: Form | None = None,
+    made: tuple[Field, ...] | None = None, answer: str = "",
+) -> dict[str, Any]:
+    """Return the context of a request's page.
+
+    Args:
+        revealed: JSON pointers of secret values that may be shown, since that is in the audit log by now.
+        given: What the person had posted, to be kept. made: The form as the person left it. answer: Which form.
+    """
+    request = dossier.request
+    secrets = secrets_of(request)
+    masks = secrets - set(revealed)
+    row = Row.of(request)
+    return {
+        "answer": answer, "context": dossier.context and laid(canonical.canonicalize(dict(dossier.context))),
+        "description": request.definition and request.definition.description,
+        "editing": made is not None, "responding": answer == "respond",
+        "fields": form_of(request) if made is None else made,
+        "given": row.given, "history": [_happened(one) for one in dossier.history],
+        "input": _input(given), "laid": laid(request.canonical, masks=masks),
+        "may_decide": waits_for(request, viewer), "may_resolve": viewer.operator and request.state == "in_doubt",
+        "may_revoke": request.state in ("pending", "approved", "suspended") and (
+            viewer.operator or is_requester(request, viewer) or may_decide(request, viewer)
+        ),
+        "needed": row.needed, "needs": _needs(dossier), "passkey": row.passkey,
+        "previous": _earlier(dossier, secrets), "request": request, "size": len(request.canonical),
+        "turn": [_turn_call(request, tool, arguments, secrets) for tool, arguments in dossier.turn],
+        "warnings": warned(request.canonical, masks),
+    }
+
+
+def _input(given: Form | None) -> dict[str, str]:
+    names = ("as", "mute", "reason", "response", "within")
+    return {name: "" if given is None else (given.every(name) or [""])[0] for name in names}
+
+
+def _happened(one: Any) -> dict[str, Any]:
+    return {
+        "at": one.at, "by": one.by, "detail": getattr(one, "detail", None), "reason": one.reason,
+        "word": HAPPENED.get(one.type, one.type),
+    }
+
+
+def _needs(dossier: Dossier) -> list[dict[str, str]]:
+    needs = dossier.request.requirements
+    waits = dossier.request.state == "pending"
+    return [
+        {"text": requirement_text(need), "missing": _missing(count) if waits else ""}
+        for need, count in zip(needs, dossier.missing_each, strict=True)
+    ]
+
+
+def _missing(count: int) -> str:
+    return f"{count} more {'person is' if count == 1 else 'people are'} needed" if count else "enough people approved"
+
+
+def _earlier(dossier: Dossier, secrets: Collection[str]) -> Earlier | None:
+    before = dossier.previous
+    if before is None:
+        return None
+    # Secret is what either side says: a definition may have changed in between.
+    masks = {*secrets, *secrets_of(before)}
+    return Earlier(before, differences(before.arguments, dossier.request.arguments, masks=masks))
+
+
+def _turn_call(request: ApprovalRequest, tool: str, arguments: Any, secrets: Collection[str]) -> TurnCall:
+    if tool != request.tool:
+        return TurnCall(tool, None)
+    schema = None if request.definition is None else request.definition.input_schema
+    return TurnCall(tool, laid(canonical.canonicalize(arguments), masks=secret_pointers(schema, arguments)))

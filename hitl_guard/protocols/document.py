@@ -1,0 +1,89 @@
+"""A posted body, walked once: where in it approvals, tool calls and results may stand.
+
+The whole body is walked, since only the app knows where it reads its messages. What is not walked is the inside of a
+tool part in a list named ``parts`` or ``content``: arguments and results are data, whatever they look like.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .claims import Path
+
+_ITEMS = frozenset({
+    "function_call", "function_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call",
+})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One JSON object of the body. ``position``: its number in document order. ``part``: it stands in a part list."""
+
+    value: dict[str, Any]
+    path: Path
+    position: int
+    part: bool
+
+    @property
+    def conversation(self) -> Path | None:
+        """Where the list of messages or items is that this belongs to; None for what stands in no such list."""
+        path = self.path[0][0] if self.part else self.path
+        return path[0] if path and type(path[1]) is int else None
+
+
+class Document:
+    """The objects of a body that a parser may care for, in document order.
+
+    Attributes:
+        parts: Objects whose ``type`` is that of a tool part (AI SDK), and others in ``parts`` that carry an approval.
+        items: Items of OpenAI's Responses format.
+        messages: Objects with a list of tool calls, and results of role ``tool`` (chat format, AG-UI).
+        resumes: Answers to interrupts (AG-UI).
+    """
+
+    def __init__(self, body: Any) -> None:
+        self.parts: list[Node] = []
+        self.items: list[Node] = []
+        self.messages: list[Node] = []
+        self.resumes: list[Node] = []
+        position = 0
+        stack: list[tuple[Any, Path, str]] = [(body, (), "")]
+        while stack:
+            value, path, name = stack.pop()
+            if type(value) is list:
+                place = len(value)
+                for item in reversed(value):
+                    place -= 1
+                    if type(item) is dict or type(item) is list:
+                        stack.append((item, (path, place), name))
+            elif type(value) is dict:
+                position += 1
+                if not self._sort(value, path, name, position):
+                    for key in reversed(value):
+                        item = value[key]
+                        if type(item) is dict or type(item) is list:
+                            stack.append((item, (path, key), key))
+
+    def _sort(self, value: dict[str, Any], path: Path, name: str, position: int) -> bool:
+        """Put an object where its parser finds it; return whether what it holds is data."""
+        kind = value.get("type")
+        if type(kind) is str:
+            if kind.startswith("tool-") or kind == "dynamic-tool":
+                node = _node(value, path, name, position)
+                self.parts.append(node)
+                return node.part
+            if kind in _ITEMS:
+                self.items.append(_node(value, path, name, position))
+        if name == "parts" and "approval" in value:
+            self.parts.append(_node(value, path, name, position))
+        if "tool_calls" in value or "toolCalls" in value or value.get("role") == "tool":
+            self.messages.append(_node(value, path, name, position))
+        if name == "resume" and ("interruptId" in value or "interrupt_id" in value):
+            self.resumes.append(_node(value, path, name, position))
+        return False
+
+
+def _node(value: dict[str, Any], path: Path, name: str, position: int) -> Node:
+    part = name in ("parts", "content") and bool(path) and type(path[1]) is int
+    return Node(value, path, position, part)

@@ -1,0 +1,375 @@
+"""Live events: who is told what, across processes, after a pause of the line, and when a client is slow or many."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from hitl_guard.asgi.events import Hub, Note, Pace, _Ring
+from hitl_guard.errors import StoreUnavailableError
+from hitl_guard.models import Principal
+from hitl_guard.store.sql import SQLStore
+from tests.asgi.conftest import PEOPLE, House
+from tests.databases import Database
+from tests.support import World
+
+FAST = Pace(poll_ms=5, beat_ms=50)
+WAIT_S = 20
+
+
+@dataclass
+class Line:
+    """One open stream as its client sees it: events are ``(type, id, data)``.
+
+    Attributes:
+        last: The client's position, as a browser keeps it.
+    """
+
+    queue: asyncio.Queue[tuple[str, str, Any]] = field(default_factory=asyncio.Queue)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    head: dict[str, Any] = field(default_factory=dict)
+    last: str = ""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    hold: asyncio.Event | None = None
+    bytes: int = 0
+
+    async def next(self) -> tuple[str, str, Any]:
+        """Return the next event."""
+        return await asyncio.wait_for(self.queue.get(), WAIT_S)
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.head = message
+            return
+        if self.hold is not None:
+            await self.hold.wait()
+        self.bytes += len(message["body"])
+        for block in message["body"].decode().split("\n\n"):
+            fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line)
+            self.last = fields.get("id", self.last)
+            if "data" in fields:
+                self.queue.put_nowait((fields["event"], self.last, json.loads(fields["data"])))
+            elif block:
+                self.started.set()
+        if not message.get("more_body"):
+            self.ended.set()
+
+
+@asynccontextmanager
+async def listening(
+    house: House, who: str = "bob", *, last: str | None = None, query: str = "", method: str = "GET",
+    hold: asyncio.Event | None = None,
+) -> AsyncIterator[Line]:
+    """Open a stream and close it at the end, as a browser does."""
+    line, gone = Line(hold=hold), asyncio.Event()
+
+    async def receive() -> Any:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    headers = [(b"authorization", f"Bearer {who}".encode()), (b"host", b"inbox.example")]
+    headers += [] if last is None else [(b"last-event-id", last.encode())]
+    scope = {
+        "type": "http", "method": method, "path": "/api/events", "query_string": query.encode(), "headers": headers,
+        "root_path": "", "scheme": "https", "server": ("inbox.example", 443), "http_version": "1.1",
+        "client": ("127.0.0.1", 1),
+    }
+    task = asyncio.create_task(house.app(scope, receive, line.send))
+    try:
+        if hold is None:
+            waits = {asyncio.create_task(line.started.wait()), asyncio.create_task(line.ended.wait())}
+            await asyncio.wait(waits, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        yield line
+    finally:
+        gone.set()
+        await asyncio.wait_for(task, WAIT_S)
+
+
+@pytest.fixture
+async def live(world: World) -> AsyncIterator[House]:
+    """An inbox with quick events."""
+    house = House(world, pace=FAST)
+    yield house
+    await house.inbox.close()
+
+
+async def test_x10_a_change_in_another_process_is_told_live(live: House, place: Database) -> None:
+    other = live.world.another(store=SQLStore(place.url))
+    async with listening(live) as line:
+        asked = await asyncio.to_thread(lambda: other.guard.request(other.call()))
+        first = await line.next()
+        await asyncio.to_thread(lambda: other.deny(asked))
+        second = await line.next()
+    other.store.close()
+
+    assert first[0] == second[0] == "change"
+    assert first[2] == {"request": asked.id, "type": "request:asked", "version": 0}
+    assert second[2] == {"request": asked.id, "type": "request:denied", "version": 1}
+    assert dict(line.head["headers"])[b"content-type"].startswith(b"text/event-stream")
+    assert dict(line.head["headers"])[b"cache-control"] == b"no-store"
+
+
+async def test_x10_two_apps_on_one_database_tell_the_same(live: House) -> None:
+    second = House(live.world, pace=FAST)
+    async with listening(live) as one, listening(second) as two:
+        asked = await asyncio.to_thread(live.ask)
+
+        assert (await one.next())[2] == (await two.next())[2] == {
+            "request": asked.id, "type": "request:asked", "version": 0,
+        }
+    await second.inbox.close()
+
+
+async def test_at68_a_stream_tells_nothing_of_what_one_may_not_see(live: House) -> None:
+    async with listening(live, "carol") as carol, listening(live, "dave") as dave, listening(live, "olga") as olga:
+        hidden = await asyncio.to_thread(lambda: live.ask("close_account"))
+        seen = await asyncio.to_thread(live.ask)
+        assert [(await olga.next())[2]["request"] for _ in range(2)] == [hidden.id, seen.id]
+        assert (await carol.next())[2]["request"] == seen.id
+
+    assert carol.queue.empty()
+    assert dave.queue.empty()
+
+
+async def test_x10_a_client_that_comes_back_gets_what_it_missed(live: House) -> None:
+    async with listening(live) as line:
+        first = await asyncio.to_thread(live.ask)
+        await line.next()
+    async with listening(live) as watching:
+        missed = await asyncio.to_thread(lambda: live.ask(call_id="missed"))
+        await watching.next()
+
+    async with listening(live, last=line.last) as back, listening(live, "dave", last=line.last) as foreign:
+        told = {(await back.next())[2]["request"] for _ in range(2)}
+
+    assert told == {first.id, missed.id}  # the first once more: clients drop what they had
+    assert foreign.queue.empty()
+
+
+async def test_x10_a_page_names_the_time_that_it_shows(live: House) -> None:
+    async with listening(live) as line:
+        asked = await asyncio.to_thread(live.ask)
+        await line.next()
+
+    async with listening(live, query=f"since={line.last}") as page:
+        assert (await page.next())[2]["request"] == asked.id
+
+
+@pytest.mark.parametrize("last", ["0", "x", "-1", "9" * 16, "9" * 30, ""])
+async def test_x10_a_client_that_stopped_too_long_ago_is_told_to_load_again(live: House, last: str) -> None:
+    async with listening(live, last=last) as line:
+        assert (await line.next())[0] == "reset"
+
+
+async def test_x10_a_position_moves_on_while_nothing_happens(live: House) -> None:
+    async with listening(live) as line:
+        first = int(line.last)
+        while int(line.last) == first:
+            line.started.clear()
+            await asyncio.wait_for(line.started.wait(), WAIT_S)
+
+    assert int(line.last) > first
+
+
+async def test_x10_so_much_at_once_is_one_reset(world: World) -> None:
+    house = House(world, pace=Pace(poll_ms=5, beat_ms=50, together=2))
+    hub = house.inbox.hub
+    async with listening(house) as line:
+        note = Note("default", "", 1, "request:denied", world.store.now())
+        await hub._spread([_change(note, str(number)) for number in range(3)])
+        assert (await line.next())[0] == "reset"
+    await house.inbox.close()
+
+
+def _change(note: Note, request_id: str) -> Any:
+    from hitl_guard.lifecycle.feed import Change
+
+    return Change(note.tenant, request_id, note.version, note.type, note.at)
+
+
+async def test_x10_a_slow_client_is_reset_and_not_buffered_without_end(world: World) -> None:
+    house = House(world, pace=Pace(poll_ms=5, beat_ms=50, queue=4))
+    hold = asyncio.Event()
+    async with listening(house, hold=hold) as slow:
+        while not house.inbox.hub.open_streams:
+            await asyncio.sleep(0)
+        (stream,) = house.inbox.hub._streams
+        for number in range(50):
+            stream.put(Note("default", f"r{number}", 1, "request:denied", 1))
+            assert stream.queue.qsize() <= 4
+        hold.set()
+        kinds = [(await slow.next())[0] for _ in range(2)]
+    await house.inbox.close()
+
+    assert "reset" in kinds
+
+
+async def test_x10_500_streams_live_in_one_process(world: World) -> None:
+    house = House(world, pace=Pace(poll_ms=5, beat_ms=60_000, own_streams=1_000))
+    hub = house.inbox.hub
+    viewer = await house.inbox.viewer(_request("bob"))
+    assert viewer is not None
+    streams = [await hub.open(viewer, None) for _ in range(500)]
+    chunks = [hub.chunks(stream, _request("bob")) for stream in streams]
+    for one in chunks:
+        await anext(one)
+
+    asked = await asyncio.to_thread(house.ask)
+    told = [await asyncio.wait_for(anext(one), WAIT_S) for one in chunks]
+
+    assert hub.open_streams == 500
+    assert {json.loads(one.split(b"data: ")[1])["request"] for one in told} == {asked.id}
+    for one in chunks:
+        await one.aclose()
+    assert hub.open_streams == 0
+    await house.inbox.close()
+
+
+def _request(who: str) -> Request:
+    return Request({
+        "type": "http", "headers": [(b"authorization", f"Bearer {who}".encode())], "method": "GET", "path": "/",
+    })
+
+
+@pytest.mark.parametrize("pace", [Pace(poll_ms=5, streams=1), Pace(poll_ms=5, own_streams=1)], ids=["all", "own"])
+async def test_x16_open_streams_are_bounded(world: World, pace: Pace) -> None:
+    house = House(world, pace=pace)
+    async with listening(house), house.client() as client:
+        answer = await client.get("/api/events")
+    await house.inbox.close()
+
+    assert answer.status_code == 429
+
+
+@pytest.mark.parametrize("change", ["gone", "other", "failing"])
+async def test_x10_a_stream_ends_with_its_login(
+    world: World, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    house = House(world, pace=Pace(poll_ms=5, beat_ms=5, login_ms=1))
+    async with listening(house) as line:
+        if change == "gone":
+            monkeypatch.delitem(PEOPLE, "bob")
+        elif change == "other":
+            monkeypatch.setitem(PEOPLE, "bob", Principal("mallory"))
+        else:
+            monkeypatch.setitem(PEOPLE, "bob", 1)
+        await asyncio.wait_for(line.ended.wait(), WAIT_S)
+    await house.inbox.close()
+
+    assert house.inbox.hub.open_streams == 0
+
+
+async def test_x10_a_stream_sees_with_the_roles_of_now(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(world, pace=Pace(poll_ms=5, beat_ms=5, login_ms=1))
+    async with listening(house, "carol") as line:
+        monkeypatch.setitem(PEOPLE, "carol", Principal("carol", roles=("lead",)))
+        (stream,) = house.inbox.hub._streams
+        while "lead" not in stream.viewer.principal.roles:
+            await asyncio.sleep(0)
+        asked = await asyncio.to_thread(lambda: house.ask("close_account"))
+        assert (await line.next())[2]["request"] == asked.id
+    await house.inbox.close()
+
+
+async def test_x10_streams_end_at_shutdown_and_after_their_life(world: World) -> None:
+    closing = House(world, pace=FAST)
+    async with listening(closing) as line:
+        await closing.inbox.close()
+        await asyncio.wait_for(line.ended.wait(), WAIT_S)
+    short = House(world, pace=Pace(poll_ms=5, beat_ms=5, life_ms=1))
+    async with listening(short) as line:
+        await asyncio.wait_for(line.ended.wait(), WAIT_S)
+    async with closing.client() as client:
+        assert (await client.get("/api/events")).status_code == 503
+        assert (await client.get("/ready")).status_code == 503
+    await short.inbox.close()
+
+
+async def test_x10_the_lifespan_of_the_app_ends_its_streams(live: House) -> None:
+    async with live.app.router.lifespan_context(live.app):
+        assert live.inbox.hub.alive
+
+    assert not live.inbox.hub.alive
+
+
+async def test_x10_a_store_that_fails_for_a_while_loses_no_change(
+    live: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = live.inbox.hub
+    async with listening(live) as line:
+        good = live.world.store.heads
+
+        def down() -> Any:
+            raise StoreUnavailableError("The store did not answer.")
+
+        monkeypatch.setattr(live.world.store, "heads", down)
+        while hub.alive:
+            await asyncio.sleep(0.001)
+        asked = await asyncio.to_thread(live.ask)
+        monkeypatch.setattr(live.world.store, "heads", good)
+
+        assert (await line.next())[2]["request"] == asked.id
+        while not hub.alive:
+            await asyncio.sleep(0.001)
+
+
+async def test_x10_nobody_reads_changes_when_nobody_listens(world: World) -> None:
+    house = House(world, pace=Pace(poll_ms=1, beat_ms=5, idle_ms=1))
+    async with listening(house):
+        task = house.inbox.hub._task
+        assert task is not None
+    await asyncio.wait_for(task, WAIT_S)
+
+    async with listening(house) as line:  # and it begins again
+        asked = await asyncio.to_thread(house.ask)
+        assert (await line.next())[2]["request"] == asked.id
+    await house.inbox.close()
+
+
+async def test_x10_head_of_the_stream_is_its_head_alone(live: House) -> None:
+    async with listening(live, method="HEAD") as line:
+        await asyncio.wait_for(line.ended.wait(), WAIT_S)
+
+    assert (line.head["status"], line.bytes) == (200, 0)
+    assert live.inbox.hub.open_streams == 0
+
+
+def test_x10_the_ring_says_when_it_no_longer_knows() -> None:
+    ring = _Ring(start=100_000)
+    for at in range(110_000, 114_000, 1_000):
+        ring.add(Note("t", str(at), 1, "request:denied", at), 3)
+
+    assert ring.dropped == 110_000
+    assert ring.since(99_999, 150_000) is None
+    assert ring.since(140_000, 150_000) is None  # 110_000 is within the window, and gone
+    assert [note.at for note in ring.since(140_001, 150_000) or []] == [111_000, 112_000, 113_000]
+    assert ring.since(142_500, 150_000) == [Note("t", "113000", 1, "request:denied", 113_000)]
+    assert ring.since(180_001, 150_000) is None  # from another database's future
+
+
+async def test_x10_a_request_that_cannot_be_read_is_told_to_operators_alone(world: World) -> None:
+    house = House(world, pace=FAST)
+    note = Note("default", "gone", 1, "request:denied", world.store.now())
+    async with listening(house) as bob, listening(house, "olga") as olga:
+        await house.inbox.hub._spread([_change(note, "gone")])
+        assert (await olga.next())[2]["request"] == "gone"
+    await house.inbox.close()
+
+    assert bob.queue.empty()
+
+
+async def test_x10_what_is_known_of_requests_is_bounded(world: World) -> None:
+    house = House(world, pace=Pace(ring=1))
+    hub: Hub = house.inbox.hub
+    await hub._learn([Note("default", str(number), 1, "request:denied", 1) for number in range(9)])
+
+    assert len(hub._known) == 2

@@ -1,0 +1,91 @@
+"""The OpenAPI document: every route is in it, and the app does what it says, with and without a login."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jsonschema
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.core.result import Ok
+from starlette.routing import Route
+
+from hitl_guard.asgi.openapi import document
+from tests.asgi.conftest import House, decision
+from tests.support import World
+
+
+@pytest.fixture
+async def filled(world: World) -> AsyncIterator[House]:
+    """An inbox with a few requests."""
+    house = House(world)
+    for number in range(3):
+        house.ask(call_id=f"c{number}")
+    world.deny(world.guard.pending()[0], reason="No.")
+    yield house
+    await house.inbox.close()
+
+
+async def test_x10_every_route_and_page_is_in_the_document(house: House) -> None:
+    async with house.client(None) as client:
+        paths = (await client.get("/api/openapi.json")).json()["paths"]
+
+    for route in house.app.routes:
+        assert isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}:
+            assert method.lower() in paths[route.path], route.path
+    names = [one["operationId"] for path in paths.values() for one in path.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_x10_what_is_no_route_is_left_out() -> None:
+    assert list(document([object()])["paths"]) == ["/api/openapi.json"]  # type: ignore[list-item]
+
+
+async def test_x10_real_answers_have_the_documented_shape(filled: House) -> None:
+    asked = filled.ask("mail", {"to": "a@example.org"}, context={"note": "please"})
+    fixed = document(filled.app.routes)
+
+    async with filled.client("bob") as bob, filled.client("olga") as olga:
+        answers = {
+            "Listing": await bob.get("/api/requests"), "Dossier": await bob.get(f"/api/requests/{asked.id}"),
+            "Session": await bob.get("/api/session"), "Runs": await bob.get("/api/runs"),
+            "Decision": await bob.post(f"/api/requests/{asked.id}/decision", json=decision(asked)),
+            "Control": await olga.post("/api/control/pause", json={"tool": "refund"}),
+            "Problem": await bob.post(f"/api/requests/{asked.id}/revoke", json={"x": 1}),
+            "Ready": await bob.get("/ready"),
+        }
+
+    assert len(answers["Listing"].json()["items"]) == 4
+    for name, answer in answers.items():
+        schema = {"$ref": f"#/components/schemas/{name}", "components": fixed["components"]}
+        jsonschema.validate(answer.json(), schema, jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize("who", ["olga", "bob", None])
+def test_x10_the_app_does_what_its_document_says(filled: House, who: str | None) -> None:
+    headers = {} if who is None else {"authorization": f"Bearer {who}"}
+    # The stream of events has no end; `test_events` reads it.
+    schema = schemathesis.openapi.from_asgi("/api/openapi.json", filled.app).exclude(path="/api/events")
+    seen = 0
+    for operation in schema.get_all_operations():
+        seen += 1
+        assert isinstance(operation, Ok)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the tool itself calls is not ours
+            _checked(operation.ok(), headers)
+
+    assert seen > 25
+
+
+def _checked(operation: Any, headers: dict[str, str]) -> None:
+    @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True,
+              phases=[Phase.generate], database=None)
+    @given(case=operation.as_strategy())
+    def run(case: Any) -> None:
+        case.validate_response(case.call(headers=headers))
+
+    run()
