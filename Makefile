@@ -11,7 +11,7 @@ STAMP := $(VENV)/.stamp
 # Under CI every database and Node must be there, so only there can every branch be demanded.
 COVERAGE := $(if $(CI),--cov --cov-report=term-missing:skip-covered)
 
-.PHONY: help venv demo test test-slow coverage lint check bench lock clean
+.PHONY: help venv demo serve test test-slow coverage lint check bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: $(STAMP) ## watch one approval, and every attack on it refused
 	$(VENV)/bin/hitl-guard demo
+
+serve: $(STAMP) ## the demo agent and the inbox on http://localhost:8080, with login links for three people
+	$(VENV)/bin/hitl-guard serve --demo
 
 test: $(STAMP) ## run the tests
 	$(PYTHON) -m pytest -n 2 $(COVERAGE)

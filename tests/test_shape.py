@@ -22,9 +22,10 @@ LAYOUT = [
     "tests/threats", "tests/unit", "tests/vectors",
 ]
 PUBLIC = [
-    "ApprovalRequest", "ApprovalRequired", "AsyncGuard", "Decision", "Guard", "HitlGuardError", "InvalidApprovalError",
-    "InvalidSignatureError", "Keyring", "NoEffect", "Permit", "Policy", "Principal", "SQLStore", "Settings", "ToolCall",
-    "ToolDefinition", "Verdict", "code_policy", "current_permit", "errors", "load_policy",
+    "ApprovalRequest", "ApprovalRequired", "Assertion", "AsyncGuard", "Challenge", "Credential", "Decision", "Guard",
+    "HitlGuardError", "InvalidApprovalError", "InvalidSignatureError", "Keyring", "NoEffect", "Permit", "Policy",
+    "Principal", "Registration", "SQLStore", "Settings", "ToolCall", "ToolDefinition", "Verdict",
+    "code_policy", "current_permit", "errors", "load_policy",
 ]
 FRAMEWORKS = {
     "alembic", "click", "fastapi", "flask", "jinja2", "langchain_core", "langgraph", "mcp", "openai", "psycopg",

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "keys": ("keys:keys", "Make, list, rotate and revoke keys."),
     "policy": ("policy:policy", "Lint, test and explain policy documents."),
     "requests": ("requests:requests", "List, show and decide approval requests."),
+    "serve": ("serve:serve", "Serve the inbox and its API."),
 }
 """Name → (module of this package and attribute, the line that `--help` shows without importing the module)."""
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..guard import Guard
     from ..keyring import Keyring
     from ..lifecycle.desk import Desk
+    from ..lifecycle.settings import Settings
     from ..models import Principal
     from ..policy.combined import Policy
     from ..store.sql import SQLStore
@@ -93,7 +94,7 @@ class Setup:
         store.check()
         return Desk(store, Signer(self.keyring()), Policy.of("denied"), None, Settings())
 
-    def guard(self, store: SQLStore, *, deciding: bool = False) -> Guard:
+    def guard(self, store: SQLStore, *, deciding: bool = False, settings: Settings | None = None) -> Guard:
         """Return a guard.
 
         Args:
@@ -101,9 +102,13 @@ class Setup:
                 everything.
         """
         from ..guard import Guard
+        from ..lifecycle.settings import Settings
 
         policy = self.policy() if deciding else "denied"
-        return Guard(policy=policy, store=store, keyring=self.keyring(), directory=Nobody())
+        if deciding and settings is None:
+            # A rule may demand passkeys. No page is here to ask for one: such approvals are refused, denying works.
+            settings = Settings(rp_id="cli.invalid", rp_origins=("https://cli.invalid",))
+        return Guard(policy=policy, store=store, keyring=self.keyring(), directory=Nobody(), settings=settings)
 
     def policy(self) -> Policy:
         """Load the policy that is in force at the agent's host."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from hitl_guard.errors import PausedError
+from hitl_guard.errors import ApprovalDeniedError, PausedError
 from hitl_guard.keyring import Keyring
+from hitl_guard.models import ApprovalRequest
 from tests.cli.site import Site, refusal, site
 
 __all__ = ["site"]
@@ -22,7 +23,10 @@ def shown(site: Site, *options: str) -> dict[str, Any]:
 
 
 def test_a_tenant_without_a_control_row_has_nothing_paused(site: Site) -> None:
-    assert shown(site) == {"pauses": [], "policy": None, "restored": False, "tenant": "default", "version": 0}
+    now = shown(site).pop("now")
+    assert shown(site) | {"now": now} == {
+        "mutes": [], "now": now, "pauses": [], "policy": None, "restored": False, "tenant": "default", "version": 0,
+    }
     assert site.run("control", "show", HITL_GUARD_POLICY=None).stdout == (
         "No pause is set.\nControl row version 0; policy in force: as each host has it\n"
     )
@@ -99,3 +103,42 @@ def test_a_control_row_that_was_edited_is_refused(site: Site) -> None:
     site.tamper("DELETE FROM hitl_guard_control")
 
     assert refusal(site.run("control", "show")) == "store-rolled-back: control"
+
+
+def denied(site: Site, *options: str) -> ApprovalRequest:
+    request = site.ask(site.call(user="ana\u202e"))
+    assert site.run("requests", "deny", request.id, *options).exit_code == 0
+    return request
+
+
+def test_x16_a_mute_is_made_with_a_denial_shown_and_lifted_by_who_made_it(site: Site) -> None:
+    request = denied(site, "--mute", "1h", "--reason", "Enough.")
+
+    (mute,) = shown(site)["mutes"]
+    line = site.run("control", "show", HITL_GUARD_POLICY=None).stdout.splitlines()[1]
+    with pytest.raises(ApprovalDeniedError) as refused:
+        site.guard().request(site.call(user="ana\u202e"))
+    lifted = site.run("control", "unmute", "--user", "ana\u202e", "--tool", "refund", "--reason", "calm again")
+
+    assert {name: mute[name] for name in ("user", "tool", "by", "request_id")} == {
+        "user": "ana", "tool": "refund", "by": "bob", "request_id": request.id,
+    }
+    assert line.startswith("refund for ana is muted until ")
+    assert line.endswith(f"by bob with {request.id}")
+    assert (refused.value.detail, refused.value.reason) == ("muted", "Enough.")
+    assert (lifted.exit_code, lifted.stdout) == (0, "Unmuted the tool refund for ana\\u202e.\n")
+    assert shown(site)["mutes"] == []
+
+
+def test_x16_others_mutes_are_lifted_by_an_operator_alone(site: Site) -> None:
+    denied(site, "--mute", "2d")
+    lift = ("control", "unmute", "--user", "ana", "--tool", "refund", "--as", "carol")
+
+    assert refusal(site.run(*lift)).startswith("not-authorised")
+    assert site.run(*lift, *OPERATOR).exit_code == 0
+    assert shown(site)["mutes"] == []
+
+
+@pytest.mark.parametrize("target", [(), ("--user", "ana"), ("--tool", "a"), ("--user", "", "--tool", "a")])
+def test_x16_an_unclear_unmuting_is_wrong_usage(site: Site, target: tuple[str, ...]) -> None:
+    assert site.run("control", "unmute", *target, *OPERATOR).exit_code == 2

@@ -66,6 +66,26 @@ def test_list_of_nothing_says_so(site: Site) -> None:
     assert site.run("requests", "list").stdout == "Nothing waits.\n"
 
 
+def test_x10_list_shows_what_ended_the_newest_first(site: Site) -> None:
+    assert site.run("requests", "list", "--ended").stdout == "Nothing ended.\n"
+    request, other = site.ask(), site.ask(site.call(run_id="run-2"))
+    for one in (request, other):
+        site.run("requests", "deny", one.id)
+    waiting = site.ask()
+
+    lines = site.run("requests", "list", "--ended").stdout.splitlines()
+    of_run = json.loads(site.run("requests", "list", "--ended", "--run", "run-2", "--json").stdout)
+
+    assert sorted(line.split()[:2] for line in lines) == sorted([[request.id, "denied"], [other.id, "denied"]])
+    assert [(one["id"], one["state"]) for one in of_run["requests"]] == [(other.id, "denied")]
+    assert waiting.id in site.run("requests", "list").stdout
+
+
+@pytest.mark.parametrize("other", [("--all-tenants",), ("--state", "approved")])
+def test_x10_list_of_what_ended_is_of_one_tenant_and_every_end(site: Site, other: tuple[str, ...]) -> None:
+    assert site.run("requests", "list", "--ended", *other).exit_code == 2
+
+
 def test_list_can_be_narrowed_to_tenant_run_and_state(site: Site) -> None:
     pending, other, approved = site.ask(), site.ask(site.call(tenant="acme", run_id="run-2")), site.ask()
     approve(site, approved)

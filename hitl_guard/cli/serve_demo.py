@@ -1,0 +1,210 @@
+"""The demo of ``hitl-guard serve``: an agent that wants to pay money back, one who asks it to, and two who decide."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+
+from .. import clock
+from ..agent import Agent, tool
+from ..agent.runs import SuspendedRun
+from ..asgi import create_app
+from ..asgi.body import read_body
+from ..asgi.headers import SecurityHeaders
+from ..asgi.identity import Viewer
+from ..asgi.login import LoginLinks
+from ..asgi.service import Inbox
+from ..errors import HitlGuardError
+from ..guard import Guard
+from ..keyring import Keyring
+from ..keys import Key
+from ..lifecycle.settings import Settings
+from ..lifecycle.threads import offload
+from ..models import Principal
+from ..policy.documents import PolicyDocument
+from ..render import escape
+from ..store import SQLStore
+from ._common import say
+
+POLICY = b"""\
+version: 1
+name: demo
+default: deny
+rules:
+  - id: look-ups
+    tools: [look_up_order]
+    effect: allow
+  - id: refunds
+    tools: [refund]
+    effect: require_approval
+    reason: Money leaves the house.
+    approvers: [support-lead]
+    edit: true
+    risk: medium
+  - id: large-refunds
+    tools: [refund]
+    when: args.amount > 1000.0
+    effect: require_approval
+    reason: More than 1,000.00 needs two people.
+    approvers: [support-lead]
+    quorum: 2
+    risk: high
+"""
+
+ANA = Principal("ana")
+BOB = Principal("bob", roles=("support-lead", "operator"))
+CLEO = Principal("cleo", roles=("support-lead",))
+
+EVERY_S = 0.5
+"""How often the demo looks whether somebody has decided, in seconds."""
+
+
+class Demo:
+    """The whole demo as one app.
+
+    Attributes:
+        app: Serve it. ran: What the agent's tools really did.
+    """
+
+    def __init__(self, folder: Path, origin: str) -> None:
+        self._origin = origin
+        store = SQLStore(f"sqlite:///{folder / 'approvals.db'}")
+        store.setup()
+        settings = Settings(rp_id=urlsplit(origin).hostname, rp_name="hitl_guard demo", rp_origins=(origin,))
+        self.guard = Guard(
+            policy=PolicyDocument.from_source(POLICY, "demo.yaml"), store=store, settings=settings,
+            keyring=Keyring([Key.generate(clock.epoch_ms() - 60_000)]),
+        )
+        self.ran: list[str] = []
+        self.agent = Agent("support-bot", model=_model, tools=self._tools(), guard=self.guard)
+        self.links = LoginLinks(self.guard, home="/demo/")
+        inbox = create_app(self.guard, authenticate=self.links, agents=[self.agent], origins=[origin])
+        self._inbox: Inbox = inbox.state.inbox
+        self._runs: list[dict[str, Any]] = []
+        self.app = Starlette(
+            routes=[
+                Mount("/login", self.links.app()),
+                Mount("/demo", SecurityHeaders(Starlette(routes=[
+                    Route("/", self._page, methods=["GET"]), Route("/", self._ask, methods=["POST"]),
+                ]))),
+                Mount("/", inbox),
+            ],
+            lifespan=self._watching,
+        )
+
+    def introduce(self) -> None:
+        """Print the login links."""
+        say(f"The demo runs on {self._origin}, with a database that goes when it ends (Ctrl-C).\n")
+        for person, does in (
+            (ANA, "asks the agent for refunds"), (BOB, "decides, and can pause everything"),
+            (CLEO, "decides; refunds over 1,000.00 need both"),
+        ):
+            say(f"  {person.id:<5} {does}\n        {self.links.link(person, self._origin)}\n")
+        say("Each link works once, for a quarter of an hour. Open them in different browsers or private windows.")
+
+    def _tools(self) -> list[Any]:
+        @tool(effect="none")
+        async def look_up_order(order: str) -> dict[str, Any]:
+            """Return what is known of an order."""
+            return {"order": order, "paid": "82.00", "state": "arrived broken"}
+
+        @tool
+        async def refund(order: str, amount: float) -> str:
+            """Pay money back for an order."""
+            self.ran.append(f"{amount:.2f} for {order}")
+            return f"refunded {amount:.2f} for {order}"
+
+        return [look_up_order, refund]
+
+    # -- the requester's page ------------------------------------------------------------------------------------
+
+    async def _page(self, request: Request) -> Response:
+        viewer = await self._inbox.viewer(request)
+        if viewer is None:
+            return RedirectResponse("/", status_code=303)
+        return self._shown(request, viewer)
+
+    def _shown(self, request: Request, viewer: Viewer, error: str | None = None) -> Response:
+        html = _TEMPLATES.get_template("demo.html").render(
+            asks=viewer.principal.id == ANA.id, error=error, ran=[escape(text) for text in self.ran],
+            runs=[{name: escape(str(text)) for name, text in run.items()} for run in reversed(self._runs)],
+            token=self._inbox.sessions.token(request, viewer), who=escape(viewer.display),
+        )
+        return HTMLResponse(html, status_code=200 if error is None else 422)
+
+    async def _ask(self, request: Request) -> Response:
+        viewer = await self._inbox.viewer(request)
+        if viewer is None or viewer.principal.id != ANA.id:
+            return RedirectResponse("/", status_code=303)
+        given = parse_qs((await read_body(request.receive, limit=10_000)).decode("utf-8", "replace"))
+        form = {name: values[0] for name, values in given.items()}
+        await self._inbox.sessions.check(request, viewer, form)
+        order, amount = form.get("order", ""), form.get("amount", "")
+        if not re.fullmatch(r"[\w-]{1,20}", order) or not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{2})?", amount):
+            return self._shown(request, viewer, "Give an order like A-17 and an amount like 82.00.")
+        result = await self.agent.generate(f"Refund {amount} for order {order}.", user=ANA)
+        self._runs.append({"asked": f"{amount} for {order}", "run": result.run_id, "state": result.status})
+        return RedirectResponse("/demo/", status_code=303)
+
+    # -- going on ------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _watching(self, _app: Starlette) -> AsyncIterator[None]:
+        watcher = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            with suppress(asyncio.CancelledError):
+                await watcher
+            await self._inbox.close()
+            await offload(self.guard.close)
+
+    async def _watch(self) -> None:
+        """Go on with each run once its request was decided, as a server's own worker would."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            with suppress(HitlGuardError):
+                found = await self.agent.list_suspended_runs(user=ANA)
+                for run in found.runs:
+                    if await offload(partial(self._has_decided, run)):
+                        await self._go_on(run.run_id)
+
+    def _has_decided(self, run: SuspendedRun) -> bool:
+        return any(self.guard.get(call.pause_id).state != "pending" for call in run.tool_calls)
+
+    async def _go_on(self, run_id: str) -> None:
+        result = await self.agent.continue_generate(run_id, user=ANA)
+        for run in self._runs:
+            if run["run"] == run_id:
+                run["state"] = f"{result.status}: {result.text}" if result.text else result.status
+
+
+async def _model(messages: list[dict[str, Any]], _tools: Any, _settings: Any) -> dict[str, Any]:
+    """Say what a model would: look the order up, ask for the refund, then tell how it ended."""
+    said = [message for message in messages if message["role"] == "tool"]
+    if len(said) >= 2:
+        return {"content": f"It ended like this: {said[-1]['content']}"}
+    asked = next(message["content"] for message in messages if message["role"] == "user")
+    amount, order = re.findall(r"Refund ([0-9.]+) for order ([\w-]+)\.", str(asked))[0]
+    name, arguments = ("refund", {"amount": float(amount), "order": order}) if said else (
+        "look_up_order", {"order": order}
+    )
+    function = {"arguments": json.dumps(arguments), "name": name}
+    return {"content": None, "tool_calls": [{"function": function, "id": f"call_{len(said)}", "type": "function"}]}
+
+
+_TEMPLATES = Environment(loader=PackageLoader("hitl_guard.asgi"), autoescape=True, undefined=StrictUndefined)
