@@ -78,7 +78,7 @@ class Guard(People, DropIn):
         if loaded.needs_recheck and directory is None:
             raise ConfigurationError("A policy rule says 'recheck_approvers': give the guard a directory.")
         self._desk = Desk(store, Signer(ring), loaded, directory, settings or Settings())
-        if loaded.needs_passkey:
+        if loaded.needs_passkey or self._desk.settings.rp_id is not None:
             relying_party(self._desk)
         self._desk.know(tools)
         self._desk.check_names()

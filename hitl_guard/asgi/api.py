@@ -16,8 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..errors import HitlGuardError
+from ..lifecycle.threads import offload
 from . import bodies, views
-from .body import is_json, read_body
+from .body import SMALL_BODY, is_json, read_body
 from .events import EventStream
 from .identity import Viewer
 from .problems import problem
@@ -314,4 +315,4 @@ async def _read(request: Request, model: type[bodies.Body]) -> bodies.Body:
     if not is_json(headers):
         raise HTTPException(415)
     raw = await read_body(request.receive, limit=bodies.LIMITS.max_bytes, headers=headers)
-    return bodies.read(model, raw)
+    return bodies.read(model, raw) if len(raw) <= SMALL_BODY else await offload(lambda: bodies.read(model, raw))

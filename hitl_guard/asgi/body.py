@@ -19,6 +19,10 @@ BODY_TIMEOUT_S = 60.0
 """How long a client may take to send its body, in seconds."""
 
 
+SMALL_BODY = 32_768
+"""Bytes of a body that is parsed where the request is served; a larger one is parsed in a thread."""
+
+
 async def read_body(
     receive: Receive, *, limit: int, headers: Headers = (), timeout_s: float = BODY_TIMEOUT_S
 ) -> bytes:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
@@ -29,6 +30,8 @@ from .visibility import visible
 
 if TYPE_CHECKING:
     from ..lifecycle.feed import Change, Feed
+
+_LOG = logging.getLogger("hitl_guard.asgi")
 
 WINDOW_MS = 30_000
 """How much older than its position a change may still turn up: the longest transaction that is reckoned with."""
@@ -133,13 +136,14 @@ class Hub:
         self._guard = guard
         self._viewer_of = viewer_of
         self._streams: set[Stream] = set()
-        self._known: OrderedDict[tuple[str, str], ApprovalRequest | None] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], ApprovalRequest] = OrderedDict()
         self._ring: _Ring | None = None
         self._now = 0
         self._task: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._closed = False
         self._failed = False
+        self._unspread: list[Change] = []
         self._listened = 0
 
     @property
@@ -160,8 +164,7 @@ class Hub:
             stream.put(None)
         if task is not None:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.gather(task, return_exceptions=True)
 
     async def open(self, viewer: Viewer, position: str | None) -> Stream:
         """Return a new stream for a viewer; `chunks` reads it.
@@ -172,17 +175,21 @@ class Hub:
         Raises:
             LimitError: too many are open. UnavailableError: changes cannot be read.
         """
-        who = viewer.tenant, viewer.principal.id
-        own = sum(who == (one.viewer.tenant, one.viewer.principal.id) for one in self._streams)
-        if len(self._streams) >= self.pace.streams or own >= self.pace.own_streams:
-            raise LimitError("Too many live streams are open: close some pages.", detail="streams")
+        self._check_room(viewer)
         await self._start()
+        self._check_room(viewer)  # others may have come meanwhile
         stream = Stream(viewer, asyncio.Queue(self.pace.queue), None)
         if position is not None:
             number = position.isascii() and position.isdigit() and len(position) < 17
             stream.since, stream.missed = (int(position), False) if number else (None, True)
         self._streams.add(stream)
         return stream
+
+    def _check_room(self, viewer: Viewer) -> None:
+        who = viewer.tenant, viewer.principal.id
+        own = sum(who == (one.viewer.tenant, one.viewer.principal.id) for one in self._streams)
+        if len(self._streams) >= self.pace.streams or own >= self.pace.own_streams:
+            raise LimitError("Too many live streams are open: close some pages.", detail="streams")
 
     async def chunks(self, stream: Stream, request: HTTPConnection) -> AsyncIterator[bytes]:
         """Yield what a stream sends, until its login or its life is over."""
@@ -258,20 +265,39 @@ class Hub:
         return desk.store.now(), feed  # in this order: what is committed after that time is no secret to the feed
 
     async def _follow(self, feed: Feed) -> None:
-        """Read changes for as long as somebody listens. A store that fails for a while loses none: the feed goes on."""
-        store = self._guard._desk.store
-        while self._streams or clock.monotonic_ms() - self._listened < self.pace.idle_ms:
-            try:
-                if store.notifies:
-                    await offload(lambda: store.wait_for_changes(self.pace.poll_ms))
-                else:
+        """Read changes for as long as somebody listens. A store that fails for a while loses none: the feed goes on.
+
+        Whatever else goes wrong, every client is told to load again: none goes on as if nothing had changed.
+        """
+        try:
+            while self._streams or clock.monotonic_ms() - self._listened < self.pace.idle_ms:
+                try:
+                    await self._look(feed)
+                    self._failed = False
+                except UnavailableError:
+                    self._failed = True
                     await asyncio.sleep(self.pace.poll_ms / 1000)
-                now = await offload(store.now)
-                await self._spread(await offload(feed.changes))
-                self._now, self._failed = now, False
-            except UnavailableError:
-                self._failed = True
-                await asyncio.sleep(self.pace.poll_ms / 1000)
+                except Exception:  # noqa: BLE001  a stream that says nothing more would look like no change
+                    _LOG.exception("Live events failed; every client is told to load again.")
+                    self._failed, self._ring, self._unspread = True, None, []
+                    for stream in self._streams:
+                        stream.put(None)
+                    await asyncio.sleep(self.pace.poll_ms / 1000)
+        finally:
+            self._failed = False  # nobody listens: the next one who does starts anew
+
+    async def _look(self, feed: Feed) -> None:
+        store = self._guard._desk.store
+        if store.notifies:
+            await offload(lambda: store.wait_for_changes(self.pace.poll_ms))
+        else:
+            await asyncio.sleep(self.pace.poll_ms / 1000)
+        now = await offload(store.now)
+        if self._ring is None:
+            self._ring = _Ring(now)
+        self._unspread += await offload(feed.changes)  # the feed tells each once; kept until they are told on
+        await self._spread(self._unspread)
+        self._unspread, self._now = [], now
 
     async def _spread(self, changes: list[Change]) -> None:
         notes = sorted((
@@ -302,7 +328,8 @@ class Hub:
         if not missing:
             return
         read = await offload(lambda: [(key, self._read(*key)) for key in missing])
-        self._known.update(read)
+        # What could not be read now may be later; of the rest only what says who sees it is kept.
+        self._known.update((key, _bare(request)) for key, request in read if request is not None)
         while len(self._known) > 2 * self.pace.ring:
             self._known.popitem(last=False)
 
@@ -315,6 +342,11 @@ class Hub:
     def _sees(self, viewer: Viewer, note: Note) -> bool:
         request = self._known.get((note.tenant, note.request_id))
         return viewer.operator if request is None else visible(request, viewer)
+
+
+def _bare(request: ApprovalRequest) -> ApprovalRequest:
+    """Return a request without what may be large."""
+    return replace(request, canonical=b"{}", token="", definition=None)
 
 
 _RESET = b"event: reset\ndata: {}\n\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import ipaddress
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,7 +142,7 @@ def request_user(principal_of: Callable[[Any], Principal | None] | None = None) 
         if "user" not in request.scope:
             raise ConfigurationError("There is no request.user here: add Starlette's AuthenticationMiddleware.")
         user = request.scope["user"]
-        if getattr(user, "is_authenticated", True) is not True:
+        if not isinstance(user, Principal) and getattr(user, "is_authenticated", False) is not True:
             return None
         if principal_of is not None:
             found = principal_of(user)
@@ -172,16 +172,11 @@ def trusted_header(
         ConfigurationError: no proxies are named, or a network or header cannot be used.
     """
     names = [_header_name(header)] + ([] if roles_header is None else [_header_name(roles_header)])
-    try:
-        networks = [ipaddress.ip_network(network) for network in proxies]
-    except ValueError as error:
-        raise ConfigurationError("'proxies' is a list of networks, e.g. ['10.0.7.0/24'].") from error
-    if not networks or isinstance(proxies, str):
-        raise ConfigurationError("Name the networks of your proxies: a header that anybody can send proves nothing.")
+    networks = networks_of(proxies)
     check_text("tenant", tenant)
 
     def authenticate(request: HTTPConnection) -> Identity | None:
-        if not _is_peer(request, networks):
+        if not is_peer(request.scope, networks):
             return None
         values = [_single(request, name) for name in names]
         who = values[0]
@@ -203,8 +198,24 @@ def _header_name(name: object) -> bytes:
     return text.encode()
 
 
-def _is_peer(request: HTTPConnection, networks: list[Any]) -> bool:
-    client = request.scope.get("client")
+def networks_of(proxies: Iterable[str]) -> list[Any]:
+    """Return the networks of proxies.
+
+    Raises:
+        ConfigurationError: there is none, one is no network, or it is the whole Internet.
+    """
+    try:
+        networks = [] if isinstance(proxies, str) else [ipaddress.ip_network(network) for network in proxies]
+    except ValueError as error:
+        raise ConfigurationError("'proxies' is a list of networks, e.g. ['10.0.7.0/24'].") from error
+    if not networks or any(network.prefixlen == 0 for network in networks):
+        raise ConfigurationError("Name the networks of your proxies: what anybody can send proves nothing.")
+    return networks
+
+
+def is_peer(scope: Mapping[str, Any], networks: list[Any]) -> bool:
+    """Return whether a connection's peer, as the ASGI server says, is in one of these networks."""
+    client = scope.get("client")
     try:
         address = ipaddress.ip_address(client[0] if client else "")
     except ValueError:

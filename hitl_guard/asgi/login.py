@@ -26,7 +26,7 @@ from ..models import Principal
 from ..render import escape
 from .headers import SecurityHeaders
 from .identity import Identity
-from .sessions import cookie_name, set_cookie
+from .sessions import Sessions, cookie_name, set_cookie
 
 LINK_MS = 15 * 60_000
 """How long a link can be used, in milliseconds."""
@@ -48,6 +48,7 @@ class LoginLinks:
     def __init__(self, guard: Guard, *, home: str = "/") -> None:
         self._desk = guard._desk
         self._home = home
+        self._sessions = Sessions(guard)
         self._process = secrets.token_urlsafe(16)
         self._spent: set[str] = set()
         self._lock = Lock()
@@ -90,7 +91,7 @@ class LoginLinks:
         return _page(fields["id"])
 
     async def _used(self, request: Request) -> Response:
-        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        if not self._sessions.is_same_origin(request):
             return _page(None)
         now = await offload(self._desk.store.now)
         try:

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -28,9 +28,11 @@ from ..lifecycle.threads import offload
 from ..models import Principal, check_text
 from ..protocols import Calls, Claim, claims_in, may_claim
 from ..protocols.verify import PostedApprovals, verify
-from .body import BODY_TIMEOUT_S, is_json, read_body, strict_json
+from .body import BODY_TIMEOUT_S, SMALL_BODY, is_json, read_body, strict_json
 from .identity import Authenticate, Doorkeeper
 from .problems import problem
+
+T = TypeVar("T")
 
 SCOPE_KEY = "hitl_guard"
 """Where the app finds a `hitl_guard.protocols.verify.PostedApprovals`: ``request.scope["hitl_guard"]``."""
@@ -38,8 +40,14 @@ SCOPE_KEY = "hitl_guard"
 MAX_BODY = 4_194_304
 """Bytes of a request's body, unless other things are said."""
 
-MAX_CLAIMS = 1_000
+MAX_CLAIMS = 200
 """Answered approvals in one body; each is a look into the store."""
+
+AT_ONCE = 4
+"""So many of them are looked up where the request is served; more go to a thread."""
+
+MAX_NODES = 200_000
+"""JSON values in one body."""
 
 RunOf = Callable[[Request, Any], str | Awaitable[str]]
 """Gets the request and its parsed body, returns the run: whatever the guard's calls have as ``run_id``."""
@@ -95,13 +103,13 @@ class ApprovalMiddleware:
         self._door = Doorkeeper(guard, authenticate)
         self._run_of = run_of
         self._patterns = _patterns(paths)
-        self._methods = frozenset(_names("methods", methods))
+        self._methods = frozenset(method.upper() for method in _names("methods", methods))
         self._max_body, self._timeout = max_body, body_timeout
-        self._limits = canonical.Limits(max_bytes=max_body, max_depth=200, max_nodes=1_000_000)
+        self._limits = canonical.Limits(max_bytes=max_body, max_depth=200, max_nodes=MAX_NODES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http" or scope["method"] not in self._methods or not self._guards(scope):
+        if scope["type"] != "http" or scope["method"].upper() not in self._methods or not self._guards(scope):
             await self.app(scope, receive, send)
             return
         try:
@@ -153,12 +161,10 @@ class ApprovalMiddleware:
         if not body:
             return PostedApprovals(principal)
         try:
-            value = strict_json(body, self._limits)
+            value = await _aside(body, lambda: strict_json(body, self._limits))
             if not may_claim(body):
                 return PostedApprovals(principal)
-            claims, calls = claims_in(value)
-            if len(claims) > MAX_CLAIMS:
-                raise CanonicalizationError("There are too many approvals.", code="too-large", detail="claims")
+            claims, calls = await _aside(body, lambda: claims_in(value, most=MAX_CLAIMS))
             run = await self._run(request, value) if claims else ""
         except (CanonicalizationError, InvalidApprovalError) as error:
             refusal = error
@@ -166,7 +172,7 @@ class ApprovalMiddleware:
             return _malformed(refusal)
         if not claims:
             return PostedApprovals(principal)
-        if self._desk.store.reads_at_once:
+        if len(claims) <= AT_ONCE and self._desk.store.reads_at_once:
             # A thread would cost more than the check; a refusal is written, and that waits for others.
             with suppress(HitlGuardError):
                 return self._verified(claims, calls, principal, run, audited=False)
@@ -196,6 +202,11 @@ class ApprovalMiddleware:
             "call:refused", tenant=principal.tenant, user=principal.id
         ):
             raise refusal
+
+
+async def _aside(body: bytes, work: Callable[[], T]) -> T:
+    """Run what a large body makes slow in a thread: nobody else waits for it."""
+    return work() if len(body) <= SMALL_BODY else await offload(work)
 
 
 def _malformed(error: CanonicalizationError | InvalidApprovalError) -> Response:

@@ -152,12 +152,13 @@ class OidcLogin:
             groups = [groups]
         if not isinstance(groups, list) or not all(isinstance(one, str) for one in groups):
             raise _failed("The provider's groups cannot be read: an administrator must look at the claim.")
-        roles = groups if self._roles is None else [self._roles[one] for one in groups if one in self._roles]
         mail = claims.get("email") if claims.get("email_verified") is True else None
+        if self._id_claim == "email" and mail is None:
+            raise _failed("The provider has not verified your mail address: verify it there first.")
         at = claims.get("auth_time")
         try:
             who = Principal(
-                claims.get(self._id_claim, ""), tenant=self._tenant, roles=tuple(dict.fromkeys(roles)),
+                claims.get(self._id_claim, ""), tenant=self._tenant, roles=tuple(dict.fromkeys(self._mapped(groups))),
                 aliases=(mail,) if isinstance(mail, str) and mail else (),
             )
         except HitlGuardError:
@@ -168,6 +169,12 @@ class OidcLogin:
             "client": self._provider.client_id, "display": name if isinstance(name, str) and name else who.id,
             "id": who.id, "roles": list(who.roles), "tenant": who.tenant,
         }
+
+    def _mapped(self, groups: list[str]) -> list[str]:
+        """Return the roles of groups. Whoever may name groups at the provider makes no operators of this guard."""
+        if self._roles is None:
+            return [one for one in groups if one != self._desk.settings.operator_role]
+        return [self._roles[one] for one in groups if one in self._roles]
 
     # -- the cookies ---------------------------------------------------------------------------------------------
 

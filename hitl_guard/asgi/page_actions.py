@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .. import canonical
-from ..errors import CanonicalizationError, DecisionError, HitlGuardError
+from ..errors import CanonicalizationError, DecisionError, HitlGuardError, NotAuthorisedError
 from ..lifecycle.toolspec import validate
 from ..models import ApprovalRequest, Decision
 from ..render.markup import differences, laid
@@ -47,7 +47,8 @@ async def form_of(desk: Desk, request: Request, viewer: Viewer) -> Form:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HTTPException(415)
     form = parse(await read_body(request.receive, limit=MAX_BYTES, headers=request.scope["headers"]))
-    await desk.inbox.sessions.check(request, viewer, {FIELD: form.one(FIELD)})
+    if await desk.inbox.sessions.check(request, viewer, {FIELD: form.one(FIELD)}) != "inbox":
+        raise NotAuthorisedError("Forms are for people's browsers: use the API.", detail="channel")
     return form
 
 

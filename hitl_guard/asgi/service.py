@@ -15,7 +15,14 @@ from starlette.requests import HTTPConnection
 
 from .. import audit
 from ..aio import AsyncGuard
-from ..errors import ConfigurationError, DecisionError, HitlGuardError, NotAuthorisedError, RefusedError
+from ..errors import (
+    ConfigurationError,
+    DecisionError,
+    HitlGuardError,
+    NotAuthorisedError,
+    RefusedError,
+    StoreRolledBackError,
+)
 from ..guard import Guard
 from ..lifecycle.desk import ROUNDS, busy
 from ..lifecycle.threads import offload
@@ -131,7 +138,7 @@ class Inbox(Runs):
             raise unseen()
         try:
             request = self.guard.get(request_id, tenant=viewer.tenant)
-        except RefusedError as error:
+        except (RefusedError, StoreRolledBackError) as error:
             if viewer.operator:
                 raise
             raise unseen() from error

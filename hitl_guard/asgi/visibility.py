@@ -24,12 +24,13 @@ def visible(request: ApprovalRequest, viewer: Viewer) -> bool:
 
 def is_requester(request: ApprovalRequest, viewer: Viewer) -> bool:
     """Return whether the viewer is on the side that asked."""
-    return bool(viewer.names & request.requesters)
+    # Exactly: names are folded where they exclude somebody, and never where they let somebody in.
+    return request.user in viewer.principal.names()
 
 
 def has_voted(request: ApprovalRequest, viewer: Viewer) -> bool:
     """Return whether the viewer decided on this request."""
-    return bool(viewer.names & folded(vote.approver for vote in request.votes if not vote.automatic))
+    return any(vote.approver == viewer.principal.id for vote in request.votes if not vote.automatic)
 
 
 def may_decide(request: ApprovalRequest, viewer: Viewer) -> bool:
@@ -46,7 +47,8 @@ def may_decide(request: ApprovalRequest, viewer: Viewer) -> bool:
 
 def waits_for(request: ApprovalRequest, viewer: Viewer) -> bool:
     """Return whether a decision of this viewer is what the request waits for."""
-    return request.state == "pending" and not has_voted(request, viewer) and may_decide(request, viewer)
+    voters = folded(vote.approver for vote in request.votes if not vote.automatic)
+    return request.state == "pending" and viewer.names.isdisjoint(voters) and may_decide(request, viewer)
 
 
 @functools.lru_cache(maxsize=1024)

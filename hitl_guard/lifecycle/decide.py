@@ -24,7 +24,7 @@ from . import ask, floods, passkeys
 from . import state as states
 from .credentials import Assertion, Challenge
 from .desk import ROUNDS, Desk, Reading, busy, new_id
-from .editing import check_window, edited, execute_by
+from .editing import check_window, edited, edited_before, execute_by
 from .passkeys import Proof
 from .record import Record, to_decision
 from .rights import entitled, folded, met
@@ -171,6 +171,10 @@ def _judge(
     if mine is not None and ballot.arguments is None and record.state != "superseded":
         again = floods.muting(desk, record, mine, ballot.mute, reading)
         return None if again and desk.store.write(again, desk.sealer) is None else to_decision(mine, record.state)
+    if ballot.arguments is not None and proof is None:  # 2; an answer of a passkey makes one decision only
+        made = edited_before(desk, ballot.arguments, vote, record)
+        if made is not None:
+            return made
     _check_open(desk, ballot, vote, record, reading)  # 3 to 6
     if ballot.arguments is not None:
         return _edit(desk, ballot, ballot.arguments, vote, record, reading, proof)
@@ -213,7 +217,8 @@ def _kind(record: Record, vote: Vote) -> str:
 def _same_vote(record: Record, vote: Vote, shown: str) -> Vote | None:
     """Return the same decision if this person made it before: repeating it is no second decision."""
     for other in record.votes:
-        if (other.approver, other.approve, other.fingerprint) == (vote.approver, vote.approve, shown):
+        same = other.approver, other.approve, other.fingerprint, other.reason, other.response
+        if same == (vote.approver, vote.approve, shown, vote.reason, vote.response):
             return other
     return None
 

@@ -53,7 +53,7 @@ class Dossier:
         requesters, agent_names: Everybody on the requester's side, and the agent's own names, folded (`rights.folded`).
         history: Every event, in order. The asking itself is none: ``request.issued_at`` says when it was.
         now: The database's clock, epoch milliseconds.
-        previous: The latest earlier request of the same run and tool that was found among the run's newest, or None.
+        previous: The latest earlier request of the same user, run and tool, looked for among the run's newest, or None.
         missing: How many more people must approve before the call may run: the most that any rule still needs; 0 once
             it is not pending. ``missing_each`` says it per requirement, in the order of ``request.requirements``.
     """
@@ -145,8 +145,8 @@ def _previous(desk: Desk, record: Record, now: int) -> ApprovalRequest | None:
     found = [one for one in (verified(desk, row, events, now) for _, row, events in rows) if isinstance(one, Record)]
     earlier = [
         one for one in found
-        if (one.details.tool, one.envelope.scope.tenant, one.envelope.scope.run)
-        == (record.details.tool, scope.tenant, scope.run)
+        if (one.details.tool, one.envelope.scope.tenant, one.envelope.scope.user, one.envelope.scope.run)
+        == (record.details.tool, scope.tenant, scope.user, scope.run)
         and (one.envelope.issued_at < record.envelope.issued_at or one.row.id == replaced)
     ]
     newest = max(earlier, key=lambda one: (one.row.id == replaced, one.envelope.issued_at), default=None)

@@ -9,12 +9,13 @@ from typing import Any
 from .. import fingerprint
 from ..envelope import Evidence, Vote
 from ..errors import ExpiredError, NotAuthorisedError, PolicyDeniedError
+from ..models import Decision
 from ..policy.core import Status, Verdict
 from ..store.base import AddRequest
 from . import ask
 from .bound import Bound
 from .desk import Desk, Reading
-from .record import Details, Record
+from .record import Details, Record, to_decision
 from .rights import entitled
 from .toolspec import validate
 
@@ -77,6 +78,21 @@ def edited(
     )
     check_window(new_vote)
     return Edited(ask.sign(desk, envelope, details, bound, reading), details, new_vote)
+
+
+def edited_before(
+    desk: Desk, arguments: Mapping[str, Any] | str | bytes, vote: Vote, record: Record
+) -> Decision | None:
+    """Return the decision that this very edit made before, if it did: to repeat it is no second one."""
+    if record.state != "superseded":
+        return None
+    newest = desk.read(record.row.tenant, identity=record.row.identity).record
+    if newest is None or newest.envelope.supersedes is None or newest.envelope.supersedes[0] != record.row.id:
+        return None
+    if newest.row.arguments != desk.canonical_arguments(arguments) or not newest.votes:
+        return None
+    first = newest.votes[0]
+    return to_decision(first, newest.state) if (first.approver, first.reason) == (vote.approver, vote.reason) else None
 
 
 def _asked_again(desk: Desk, bound: Bound, record: Record) -> Verdict:

@@ -21,6 +21,7 @@ from .assertions import CHALLENGE_MS, Answer, library, text, unproven, verify_an
 from .credentials import Credential, Registration, of_owner, owner_of, rewritten, signed_row
 from .desk import ROUNDS, Desk, busy
 from .passkeys import one_of, opened, person_of, relying_party, request_options
+from .rights import folded
 
 REGISTRATION_TYPE = "hitl-registration"
 
@@ -164,7 +165,7 @@ def listed(desk: Desk, principal: Principal) -> tuple[Credential, ...]:
 
 
 def remove(desk: Desk, credential_id: str, by: Principal, owner: str | None) -> None:
-    """Remove a passkey: its owner while another one is left, an operator any.
+    """Remove a passkey: its owner while another one is left, an operator any of another person's.
 
     Args:
         owner: The principal's id whose passkey it is; who acts, when None.
@@ -175,8 +176,10 @@ def remove(desk: Desk, credential_id: str, by: Principal, owner: str | None) -> 
     if not isinstance(by, Principal):
         raise ConfigurationError("'by' must be a Principal.")
     owner = by.id if owner is None else owner
-    operator = desk.settings.operator_role in by.roles and by.kind != "agent"
     own = by.kind == "human" and by.id == owner
+    # Nobody is an operator over passkeys of one's own: a login alone would then be enough to replace them.
+    themselves = not folded(by.names()).isdisjoint(folded((owner,)))
+    operator = desk.settings.operator_role in by.roles and by.kind != "agent" and not themselves
     for _ in range(ROUNDS):
         now = desk.store.now()
         owned = of_owner(desk, by.tenant, owner, now).kept if own or operator else ()

@@ -116,6 +116,8 @@ def proof(
         NotAuthorisedError: the ticket is not ours, another person's, another request's or over, or the passkey is not
             one of this person's; ``detail`` evidence.
     """
+    if desk.settings.rp_id is None:
+        raise unproven("No passkey counts here: the guard's settings name no domain for them.")
     rp = relying_party(desk)
     fields = opened(desk, assertion.ticket, CHALLENGE_TYPE, approver, now)
     if fields["asked"] != asked or fields["terms"] != dict(terms):

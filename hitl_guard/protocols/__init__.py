@@ -7,8 +7,10 @@ claims with the store; it grants nothing.
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from typing import Any
 
+from ..errors import CanonicalizationError
 from . import ag_ui, model_messages, openai_responses, ui_messages
 from .calls import Calls
 from .claims import Claim
@@ -25,19 +27,24 @@ def may_claim(raw: bytes) -> bool:
     return b"approv" in raw or b"interrupt" in raw or b"\\u" in raw
 
 
-def claims_in(body: Any) -> tuple[list[Claim], Calls]:
+def claims_in(body: Any, *, most: int = 1_000) -> tuple[list[Claim], Calls]:
     """Return every answered approval in a posted body, of any known format, and the tool calls that it states.
 
     Args:
         body: Plain JSON data from a strict parser.
+        most: How many answered approvals there may be.
 
     Raises:
         InvalidApprovalError: something that is an answered approval is malformed (``detail`` malformed).
+        CanonicalizationError: there are too many (``too-large``, detail ``claims``).
     """
     document = Document(body)
     calls = Calls(document)
-    claims = [
-        *ui_messages.claims(document), *model_messages.claims(document, calls),
-        *openai_responses.claims(document, calls), *ag_ui.claims(document),
-    ]
+    found = chain(
+        ui_messages.claims(document), model_messages.claims(document, calls), openai_responses.claims(document, calls),
+        ag_ui.claims(document),
+    )
+    claims = list(islice(found, most + 1))
+    if len(claims) > most:
+        raise CanonicalizationError("There are too many approvals.", code="too-large", detail="claims")
     return claims, calls

@@ -6,6 +6,7 @@ every other statement of its call; that is what these are for.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,16 +36,30 @@ class Calls:
     def __init__(self, document: Document) -> None:
         self._stated: dict[str, list[Stated]] = defaultdict(list)
         self._results: dict[str, list[tuple[str, Node, Outcome]]] = defaultdict(list)
+        self._found: dict[tuple[str, Any, str | None], list[tuple[int, Outcome]]] = {}
         for node in document.parts:
             self._part(node)
         for node in document.items:
             self._item(node)
         for node in document.messages:
             self._message(node)
+        for statements in self._stated.values():
+            statements.sort(key=lambda call: call.node.position)
+        self._index()
+
+    def _index(self) -> None:
+        """Sort the results once: a hostile body has thousands of one call."""
+        for call_id, results in self._results.items():
+            for source, node, outcome in results:
+                if node.conversation is not None:
+                    for kind in (source, None):
+                        self._found.setdefault((call_id, node.conversation, kind), []).append((node.position, outcome))
+        for found in self._found.values():
+            found.sort()
 
     def stated(self, call_id: str) -> list[Stated]:
         """Return every statement of a call, in document order."""
-        return sorted(self._stated.get(call_id, ()), key=lambda call: call.node.position)
+        return self._stated.get(call_id, [])
 
     def open(self, call_id: str) -> list[Stated]:
         """Return the statements of a call that an app might run: those without an answer, and the last one."""
@@ -60,12 +75,9 @@ class Calls:
         Args:
             kind: ``model``, ``mcp`` or ``chat``: results of this format alone. None: of any.
         """
-        later = [
-            (result.position, outcome) for source, result, outcome in self._results.get(call_id, ())
-            if kind in (None, source) and result.position > node.position and node.conversation is not None
-            and result.conversation == node.conversation
-        ]
-        return min(later)[1] if later else None
+        found = self._found.get((call_id, node.conversation, kind), [])
+        place = bisect_right(found, node.position, key=lambda result: result[0])
+        return found[place][1] if place < len(found) else None
 
     def _part(self, node: Node) -> None:
         value, kind = node.value, node.value.get("type")

@@ -22,6 +22,9 @@ from .calls import Calls
 from .claims import Claim
 from .echo import alike
 
+MAX_STATED = 100
+"""Statements of one live call in a body; each is compared with what was approved."""
+
 
 @dataclass(frozen=True, slots=True)
 class VerifiedApproval:
@@ -176,6 +179,8 @@ def _check_calls(
     if claim.tool is not None or claim.arguments is not None:
         stated.append((tool if claim.tool is None else claim.tool, claim.arguments))
     if claim.outcome == "none" and claim.approved and scope.call_id is not None:
+        if len(calls.stated(scope.call_id)) > MAX_STATED:
+            raise InvalidApprovalError("One call is stated too often in the request.", detail="malformed")
         stated += [
             (call.tool, call.arguments) for call in calls.open(scope.call_id)
             if call.tool != claim.tool or call.arguments is not claim.arguments  # else it is the claim's own

@@ -99,7 +99,8 @@ async def test_at50_nobody_approves_their_own_request(
         answer = await client.post(f"/api/requests/{asked.id}/decision", json=decision(asked))
         listed = (await client.get("/api/requests?mine=true")).json()["items"]
 
-    assert (answer.status_code, problem(answer)) == (403, "forbidden")
+    # Only the exact id lets somebody in; what is like it keeps somebody out.
+    assert (answer.status_code, problem(answer)) == ((403, "forbidden") if person.id == "ana" else (404, "not-found"))
     assert listed == []
     assert house.world.state(asked) == "pending"
 
@@ -282,3 +283,21 @@ async def test_m64_one_of_several_agents_is_named(world: World) -> None:
     assert problem(unnamed) == "ambiguous"
     assert named.json() == {"damaged": [], "runs": [], "total": 0}
     assert problem(half) == "not-found"
+
+
+async def test_at68_a_passkeys_answer_where_there_are_no_passkeys_tells_nothing(house: House) -> None:
+    asked = house.ask("close_account")
+    evidence = {"ticket": "x", "response": {}}
+    body = {"approve": True, "fingerprint": asked.fingerprint, "evidence": evidence}
+
+    async with house.client("carol") as carol, house.client("bob") as bob:
+        unseen = await carol.post(f"/api/requests/{asked.id}/decision", json=body)
+        unknown = await carol.post(f"/api/requests/{UNKNOWN}/decision", json=body)
+        mine = house.ask()
+        seen = await bob.post(
+            f"/api/requests/{mine.id}/decision", json=body | {"fingerprint": mine.fingerprint}
+        )
+
+    assert (unseen.status_code, unseen.content) == (404, unknown.content)
+    assert seen.status_code == 403
+    assert house.world.state(mine) == "pending"

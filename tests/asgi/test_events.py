@@ -370,6 +370,77 @@ async def test_x10_a_request_that_cannot_be_read_is_told_to_operators_alone(worl
 async def test_x10_what_is_known_of_requests_is_bounded(world: World) -> None:
     house = House(world, pace=Pace(ring=1))
     hub: Hub = house.inbox.hub
-    await hub._learn([Note("default", str(number), 1, "request:denied", 1) for number in range(9)])
+    asked = [house.ask("mail", {"to": "x" * 10_000}, call_id=f"call-{number}") for number in range(3)]
+    notes = [Note("default", one.id, 1, "request:denied", 1) for one in asked]
+    await hub._learn([*notes, Note("default", "unreadable", 1, "request:denied", 1)])
 
     assert len(hub._known) == 2
+    assert all(one.canonical == b"{}" for one in hub._known.values())
+
+
+async def test_x10_a_change_that_could_not_be_told_on_is_told_once_it_can(
+    live: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = live.inbox.hub
+    async with listening(live) as line:
+        good = live.world.guard.get
+        failed = asyncio.Event()
+
+        def down(*_: Any, **__: Any) -> Any:
+            failed.set()
+            raise StoreUnavailableError("The store did not answer.")
+
+        monkeypatch.setattr(live.world.guard, "get", down)
+        asked = await asyncio.to_thread(live.ask)
+        await asyncio.wait_for(failed.wait(), WAIT_S)
+        monkeypatch.setattr(live.world.guard, "get", good)
+
+        assert (await line.next())[2]["request"] == asked.id
+        while not hub.alive:
+            await asyncio.sleep(0.001)
+
+
+async def test_x10_whatever_else_goes_wrong_every_client_loads_again_and_events_go_on(
+    live: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = live.inbox.hub
+    async with listening(live) as line:
+        good = live.world.store.heads
+
+        def broken() -> Any:
+            raise ValueError("a fault of ours")
+
+        monkeypatch.setattr(live.world.store, "heads", broken)
+        assert (await line.next())[0] == "reset"
+        assert not hub.alive
+        monkeypatch.setattr(live.world.store, "heads", good)
+        while not hub.alive:
+            await asyncio.sleep(0.001)
+        asked = await asyncio.to_thread(live.ask)
+
+        told = await line.next()
+        while told[0] == "reset":
+            told = await line.next()
+        assert told[2]["request"] == asked.id
+
+
+async def test_x10_an_outage_while_nobody_listens_does_not_keep_the_app_unready(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(world, pace=Pace(poll_ms=1, beat_ms=5, idle_ms=1))
+    good = world.store.heads
+
+    def down() -> Any:
+        raise StoreUnavailableError("The store did not answer.")
+
+    async with listening(house):
+        task = house.inbox.hub._task
+        assert task is not None
+        monkeypatch.setattr(world.store, "heads", down)
+        while house.inbox.hub.alive:
+            await asyncio.sleep(0.001)
+    await asyncio.wait_for(task, WAIT_S)
+    monkeypatch.setattr(world.store, "heads", good)
+
+    assert house.inbox.hub.alive
+    await house.inbox.close()

@@ -108,7 +108,8 @@ def test_x10_a_proxy_that_speaks_ipv6_for_ipv4_is_the_same_proxy() -> None:
 @pytest.mark.parametrize("options", [
     {"header": "x-user", "proxies": []}, {"header": "x-user", "proxies": ["everywhere"]},
     {"header": "x-user", "proxies": "10.0.0.0/8"}, {"header": "x user", "proxies": ["10.0.0.0/8"]},
-    {"header": "x-user", "proxies": ["10.0.0.0/8"], "tenant": ""},
+    {"header": "x-user", "proxies": ["10.0.0.0/8"], "tenant": ""}, {"header": "x-user", "proxies": ["0.0.0.0/0"]},
+    {"header": "x-user", "proxies": ["10.0.0.0/8", "::/0"]},
 ])
 def test_x10_a_trusted_header_needs_its_proxies_by_name(options: Any) -> None:
     with pytest.raises(ConfigurationError):

@@ -239,6 +239,23 @@ async def test_x11_other_methods_are_guarded_where_that_is_asked_for(world: Worl
     assert (response.status_code, chat.seen) == (400, [])
 
 
+@pytest.mark.parametrize(("method", "methods"), [("post", ["POST"]), ("POST", ["post"]), ("pOsT", ["post", "PUT"])])
+async def test_x11_a_method_in_another_case_is_no_way_round(world: World, method: str, methods: list[str]) -> None:
+    chat = Chat(world, methods=methods)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{", "more_body": False}
+
+    async def keep(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json"), (b"x-user", b"ana")]
+    await chat.guarded()({"type": "http", "method": method, "path": PATH, "headers": headers}, receive, keep)
+
+    assert (sent[0]["status"], chat.seen) == (400, [])
+
+
 async def test_x11_lifespan_and_websockets_go_through(world: World) -> None:
     passed: list[str] = []
 

@@ -295,3 +295,29 @@ async def test_x10_one_group_may_be_a_text(world: World, oidc: OidcServer) -> No
 def test_x10_a_login_that_cannot_work_is_refused_at_start(world: World, oidc: OidcServer, options: Any) -> None:
     with pytest.raises(ConfigurationError):
         login(world, oidc, **options)
+
+
+@pytest.mark.parametrize("verified", [None, False, "true"])
+async def test_x10_a_mail_address_that_nobody_verified_is_no_id(
+    world: World, oidc: OidcServer, verified: Any
+) -> None:
+    person = Browser(House(world, authenticate=login(world, oidc, id_claim="email")).app)
+    oidc.person |= {"email": "bob@example.org", "email_verified": verified}
+
+    answer = await person.log_in()
+
+    assert answer.status_code == 403
+    assert (await person.app.get("/api/session")).status_code == 401
+    await person.close()
+
+
+async def test_x10_a_group_of_the_operators_name_makes_no_operator_unless_it_is_mapped(
+    world: World, oidc: OidcServer
+) -> None:
+    oidc.person |= {"groups": ["lead", "operator"]}
+    for roles, held in ((None, ["lead"]), ({"operator": "operator"}, ["operator"])):
+        person = Browser(House(world, authenticate=login(world, oidc, roles=roles)).app)
+        await person.log_in()
+
+        assert (await person.app.get("/api/session")).json()["roles"] == held
+        await person.close()

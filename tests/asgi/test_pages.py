@@ -20,6 +20,7 @@ from hitl_guard.lifecycle import state as states
 from hitl_guard.models import ApprovalRequest, ToolDefinition
 from tests.agent.stage import Stage
 from tests.asgi.conftest import ORIGIN, House
+from tests.databases import Database
 from tests.support import CAROL, World
 
 SCHEMA: dict[str, Any] = {
@@ -270,6 +271,17 @@ async def test_at56_a_form_without_a_token_or_with_anothers_is_refused(
     assert (await bob.post(link(request, "/decision"), form)).status_code == 403
     assert house.world.state(request) == "pending"
     assert {event["code"] for event in house.world.audited("decision:refused")} == {"not-authorised"}
+
+
+async def test_at53_a_client_that_is_no_browser_decides_over_no_form(house: House) -> None:
+    request = house.ask()
+    form = {"answer": "approve", "fingerprint": request.fingerprint}
+
+    async with house.client() as client:
+        answer = await client.post(link(request, "/decision"), data=form)
+
+    assert answer.status_code == 403
+    assert house.world.state(request) == "pending"
 
 
 @pytest.mark.parametrize(("content", "kind", "status"), [
@@ -728,3 +740,19 @@ async def test_at60_a_store_that_is_gone_is_told_and_never_as_a_denial(
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "5"
         assert "db-7" not in answer.text
+
+
+@pytest.mark.parametrize("query", ["", "?state=open", "?state=all", "?tool=refund"])
+async def test_a_damaged_record_is_named_to_operators_and_the_list_stays(
+    house: House, place: Database, olga: Visitor, query: str
+) -> None:
+    house.ask()
+    broken = house.ask(call_id="call-2")
+    place.execute(
+        "UPDATE hitl_guard_requests SET arguments = :x WHERE id = :id", {"x": b"{}", "id": broken.id.encode()}
+    )
+
+    answer = await olga.go(f"/{query}")
+
+    assert answer.status_code == 200
+    assert f"does not verify (invalid-signature): {broken.id}" in words(olga.page) or "?tool" in query

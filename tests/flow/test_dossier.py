@@ -180,6 +180,7 @@ def test_x10_the_attempt_before_is_the_runs_latest_with_the_same_tool(world: Wor
     world.deny(second)
     asked_later(world, "transfer")
     asked_later(world, run_id="another")
+    asked_later(world, user="mallory")
     third = asked_later(world)
     asked_later(world)
 

@@ -352,6 +352,40 @@ def test_a_denied_call_cannot_be_approved_any_more(world: World) -> None:
         world.approve(request, by=CAROL)
 
 
+def test_a_denial_with_another_answer_is_another_decision(world: World) -> None:
+    request = world.guard.request(world.call())
+    world.deny(request, reason="Too much.")
+
+    assert world.deny(request, reason="Too much.").reason == "Too much."
+    for other in ({"reason": "Not now."}, {"reason": "Too much.", "respond": {"paid": "by hand"}}):
+        with world.refused("already-decided", "denied", kind="decision:refused"):
+            world.deny(request, **other)
+
+
+def test_the_same_edit_again_is_the_same_decision_and_another_one_is_refused(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    original = world.guard.request(world.call("mail", {"to": "all"}))
+
+    first = world.approve(original, arguments={"to": "one"})
+    again = world.approve(original, arguments={"to": "one"})
+
+    assert (again.request_id, again.nonce, again.state) == (first.request_id, first.nonce, "approved")
+    for other in ({"arguments": {"to": "two"}}, {"arguments": {"to": "one"}, "by": CAROL}, {}):
+        with world.refused("superseded", kind="decision:refused"):
+            world.approve(original, **other)
+
+
+def test_an_edit_of_what_another_policy_superseded_is_no_repetition(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    call = world.call("mail", {"to": "all"})
+    original = world.guard.request(call)
+    node = world.another(policy=document(OTHER_POLICY))
+    node.ask(call)
+
+    with world.refused("superseded", kind="decision:refused"):
+        world.approve(original, arguments={"to": "all"})
+
+
 def test_an_edited_call_runs_with_the_edited_arguments_for_the_loop_that_holds_the_original(
     make_world: Callable[..., World]
 ) -> None:

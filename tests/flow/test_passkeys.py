@@ -865,6 +865,16 @@ def test_x10_nobody_else_removes_one(scene: Scene, by: Principal, owner: str | N
         scene.guard.remove_passkey(b64(scene.bob.id), by=by, owner=owner)
 
 
+@pytest.mark.parametrize("by", [
+    replace(BOB, roles=("operator",)), Principal("BOB", roles=("operator",)),
+    Principal("x", aliases=("bob",), roles=("operator",)),
+], ids=["same", "case", "alias"])
+def test_x10_an_operator_is_none_over_passkeys_of_their_own(scene: Scene, by: Principal) -> None:
+    with scene.refused("role" if by.id == "bob" else "unknown"):
+        scene.guard.remove_passkey(b64(scene.bob.id), by=by, owner="bob")
+    assert len(scene.guard.passkeys(BOB)) == 1
+
+
 def test_x10_a_passkey_that_is_removed_between_challenge_and_answer_proves_nothing(scene: Scene) -> None:
     request = scene.asked()
     evidence = scene.answer(scene.challenge(request))

@@ -24,6 +24,7 @@ from hitl_guard.errors import ApprovalRequired, ConfigurationError, DecisionErro
 from hitl_guard.guard import Guard
 from hitl_guard.keyring import Keyring
 from hitl_guard.lifecycle import ledger
+from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.models import ApprovalRequest, Decision, Permit, Principal, ToolCall, ToolDefinition
 from hitl_guard.policy.core import Verdict
 from hitl_guard.store.sql import SQLStore
@@ -56,7 +57,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """One guard for the whole file: whatever an input left behind must not disturb the next one."""
     store = SQLStore(f"sqlite:///{tmp_path_factory.mktemp('bad-input') / 'approvals.db'}")
     store.setup()
-    yield World(store, policy=document(POLICY))
+    many = Settings(max_open_per_run=100_000, max_open_per_requester=100_000, max_open_per_approver=100_000)
+    yield World(store, policy=document(POLICY), settings=many)
     store.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hitl_guard.errors import InvalidApprovalError
+from hitl_guard.errors import CanonicalizationError, InvalidApprovalError
 from hitl_guard.protocols import Claim, claims_in, may_claim
 from hitl_guard.protocols.echo import alike
 
@@ -306,3 +306,12 @@ def _rounded(value: Any) -> Any:
 ])
 def test_x11_numbers_are_compared_as_a_browser_keeps_them(stored: Any, posted: Any, same: bool) -> None:
     assert alike(stored, posted) is same
+
+
+def test_x11_too_many_answers_in_one_body_are_refused_before_they_are_compared() -> None:
+    answers = [{"type": "mcp_approval_response", "approval_request_id": "m", "approve": False} for _ in range(6)]
+
+    assert len(claims_in({"input": answers}, most=6)[0]) == 6
+    with pytest.raises(CanonicalizationError) as caught:
+        claims_in({"input": answers}, most=5)
+    assert (caught.value.code, caught.value.detail) == ("too-large", "claims")

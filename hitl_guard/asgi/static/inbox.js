@@ -56,9 +56,19 @@ const gate = find("#gate");
 const doubts = new Set();  // why Approve is off
 let awaited = false;  // whether the focus goes to Approve as soon as it is on
 
+// What was shown whole in this tab, with the server's proof that it was opened; bulk approval hands the proofs in.
+const seen = JSON.parse(sessionStorage.getItem("hitl-guard-seen") || "{}");
+
+function remember() {
+  if (!body.dataset.seen) return;
+  seen[body.dataset.id] = body.dataset.seen;
+  sessionStorage.setItem("hitl-guard-seen", JSON.stringify(Object.fromEntries(Object.entries(seen).slice(-200))));
+}
+
 function settle() {
   if (!approve) return;
   approve.disabled = doubts.size > 0;
+  if (!doubts.size) remember();
   const folds = every(".folded").length;
   const reasons = [];
   if (doubts.has("digest")) reasons.push("what is shown is not what was signed");
@@ -171,14 +181,6 @@ async function checkDigest() {
 checkDigest();
 
 // -- the list -----------------------------------------------------------------------------------------------------
-
-// What was opened in this tab, with the server's proof of it; bulk approval hands the proofs in.
-const seen = JSON.parse(sessionStorage.getItem("hitl-guard-seen") || "{}");
-
-if (body.dataset.seen) {
-  seen[body.dataset.id] = body.dataset.seen;
-  sessionStorage.setItem("hitl-guard-seen", JSON.stringify(Object.fromEntries(Object.entries(seen).slice(-200))));
-}
 
 function picked() {
   return every(".row input[name=pick]:checked").map((box) => box.closest(".row"));
@@ -308,6 +310,16 @@ function changed() {
   tell("This request has changed since it was loaded.", "Load it again", () => location.reload());
 }
 
+// Events may have been missed: ask whether this request is still what the page shows.
+async function compare() {
+  try {
+    const answer = await fetch(`${base}/api/requests/${body.dataset.id}`);
+    if (!answer.ok || (await answer.json()).version > Number(body.dataset.version)) changed();
+  } catch {
+    // The server cannot be reached; it refuses what is out of date.
+  }
+}
+
 if (page === "list" || page === "request") {
   const stream = new EventSource(`${base}/api/events?since=${body.dataset.now}`);
   const handle = (event) => {
@@ -316,7 +328,7 @@ if (page === "list" || page === "request") {
     if (told.request === body.dataset.id && told.version > Number(body.dataset.version)) changed();
   };
   stream.addEventListener("change", handle);
-  stream.addEventListener("reset", () => (page === "list" ? refresh() : undefined));
+  stream.addEventListener("reset", () => (page === "list" ? refresh() : compare()));
   stream.addEventListener("open", () => body.setAttribute("data-live", "yes"));
   addEventListener("pagehide", () => stream.close());
 }
