@@ -355,9 +355,9 @@ def test_x16_a_mute_may_come_with_the_same_denial_again_and_counts_once(world: W
     first = world.deny(request, reason="No.")
     assert world.guard.control().mutes == ()
 
-    again = world.deny(request, mute=HOUR)
+    again = world.deny(request, reason="No.", mute=HOUR)
     version = world.guard.control().version
-    once_more = world.deny(request, mute=2 * HOUR)
+    once_more = world.deny(request, reason="No.", mute=2 * HOUR)
 
     assert first.nonce == again.nonce == once_more.nonce
     assert (len(world.guard.control().mutes), world.guard.control().version) == (1, version)

@@ -29,6 +29,7 @@ from hitl_guard.policy.core import Status
 from tests.support import ANA, ARGUMENTS, BOB, CAROL, OPERATOR, POLICY, World, document, ring, until
 
 OTHER_POLICY = POLICY + "  - id: more\n    tools: [nothing]\n    effect: deny\n"
+TWO_EDITORS = POLICY.replace("    edit: true\n", "    edit: true\n    quorum: 2\n")
 
 
 class Losing:
@@ -373,6 +374,16 @@ def test_the_same_edit_again_is_the_same_decision_and_another_one_is_refused(mak
     for other in ({"arguments": {"to": "two"}}, {"arguments": {"to": "one"}, "by": CAROL}, {}):
         with world.refused("superseded", kind="decision:refused"):
             world.approve(original, **other)
+
+
+def test_an_edit_that_was_edited_again_is_repeated_by_nobody(make_world: Callable[..., World]) -> None:
+    world = make_world(policy=document(TWO_EDITORS))
+    original = world.guard.request(world.call("mail", {"to": "all"}))
+    first = world.approve(original, arguments={"to": "one"})
+    world.approve(world.guard.get(first.request_id), by=CAROL, arguments={"to": "two"})
+
+    with world.refused("superseded", kind="decision:refused"):
+        world.approve(original, arguments={"to": "one"})
 
 
 def test_an_edit_of_what_another_policy_superseded_is_no_repetition(make_world: Callable[..., World]) -> None:
