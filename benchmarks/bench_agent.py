@@ -40,12 +40,12 @@ def rows() -> list[Row]:
         store.setup()
         guard = Guard(policy="not-applicable", keyring=UnsafeKeyring(), store=store)
         return [
-            _row("agent, 1,000 turns, conversation kept vs no guard", guard, memory=True),
-            _row("agent, 1,000 turns, nothing kept vs no guard", guard, memory=False),
+            _row("agent, 1,000 turns, conversation kept vs no guard", guard, memory=True, rounds=9),
+            _row("agent, 1,000 turns, nothing kept vs no guard", guard, memory=False, rounds=31),
         ]
 
 
-def _row(name: str, guard: Guard, *, memory: bool) -> Row:
+def _row(name: str, guard: Guard, *, memory: bool, rounds: int) -> Row:
     loop = asyncio.new_event_loop()
     threads = iter(range(10_000))
 
@@ -60,7 +60,7 @@ def _row(name: str, guard: Guard, *, memory: bool) -> Row:
             run()
 
     try:
-        times = medians({"guarded": run, "bare": unguarded}, rounds=9, repeats=1)
+        times = medians({"guarded": run, "bare": unguarded}, rounds=rounds, repeats=1)
     finally:
         loop.close()
     return at_most(name, times["guarded"] / TURNS, times["bare"] / TURNS, 1.3)
