@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -191,7 +191,7 @@ class Hub:
         if len(self._streams) >= self.pace.streams or own >= self.pace.own_streams:
             raise LimitError("Too many live streams are open: close some pages.", detail="streams")
 
-    async def chunks(self, stream: Stream, request: HTTPConnection) -> AsyncIterator[bytes]:
+    async def chunks(self, stream: Stream, request: HTTPConnection) -> AsyncGenerator[bytes, None]:
         """Yield what a stream sends, until its login or its life is over."""
         try:
             for note in await self._replayed(stream):
@@ -379,7 +379,7 @@ class EventStream(Response):
     async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         if scope["method"] != "HEAD":
-            async with aclosing(self._hub.chunks(self._stream, self._request)) as chunks:  # type: ignore[type-var]
+            async with aclosing(self._hub.chunks(self._stream, self._request)) as chunks:
                 async for chunk in chunks:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
