@@ -185,7 +185,7 @@ def _grants(store: SQLStore, keyring: Keyring) -> list[tuple[ToolCall, str]]:
     guard, bob = Guard(policy="user-approval", keyring=keyring, store=store), Principal("bob")
     grants = []
     for number in range(OPERATIONS):
-        call = ToolCall("pay", ARGUMENTS, user="ana", run_id="run-1", call_id=f"call-{number}")
+        call = ToolCall("pay", ARGUMENTS, user="ana", run_id=f"run-{number}", call_id="call")
         request = guard.request(call)
         guard.decide(request.id, approver=bob, approve=True, fingerprint=request.fingerprint)
         grants.append((call, request.id))

@@ -13,11 +13,11 @@ from typing import Any, TypeVar, overload
 from .errors import ConfigurationError
 from .guard import Guard
 from .lifecycle import running
-from .lifecycle.control import Control
+from .lifecycle.control import CANARY_TOOL, Control
 from .lifecycle.credentials import Assertion, Challenge, Credential, Registration
-from .lifecycle.desk import CANARY_TOOL
 from .lifecycle.dossier import Dossier
 from .lifecycle.listing import Page
+from .lifecycle.settings import Settings
 from .lifecycle.threads import offload
 from .models import ApprovalRequest, Decision, Permit, Principal, ToolCall
 from .permits import awaited_permit_async, caller, prepared_run
@@ -49,6 +49,11 @@ class AsyncGuard:
     def policy_version(self) -> str:
         """See `Guard.policy_version`."""
         return self.guard.policy_version
+
+    @property
+    def settings(self) -> Settings:
+        """See `Guard.settings`."""
+        return self.guard.settings
 
     async def evaluate(self, call: ToolCall) -> Verdict:
         """See `Guard.evaluate`."""
@@ -154,6 +159,10 @@ class AsyncGuard:
         """See `Guard.get`."""
         return await offload(lambda: self.guard.get(request_id, tenant=tenant))
 
+    async def reveal(self, request_id: str, pointer: str, *, by: Principal) -> Any:
+        """See `Guard.reveal`."""
+        return await offload(lambda: self.guard.reveal(request_id, pointer, by=by))
+
     async def control(self, tenant: str = "default") -> Control:
         """See `Guard.control`."""
         return await offload(lambda: self.guard.control(tenant))
@@ -163,16 +172,18 @@ class AsyncGuard:
         await offload(lambda: self.guard.unmute(by=by, user=user, tool=tool, reason=reason))
 
     async def pause(
-        self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None
+        self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None,
+        everywhere: bool = False,
     ) -> None:
         """See `Guard.pause`."""
-        await offload(lambda: self.guard.pause(by=by, tool=tool, agent=agent, reason=reason))
+        await offload(lambda: self.guard.pause(by=by, tool=tool, agent=agent, reason=reason, everywhere=everywhere))
 
     async def resume(
-        self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None
+        self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None,
+        everywhere: bool = False,
     ) -> None:
         """See `Guard.resume`."""
-        await offload(lambda: self.guard.resume(by=by, tool=tool, agent=agent, reason=reason))
+        await offload(lambda: self.guard.resume(by=by, tool=tool, agent=agent, reason=reason, everywhere=everywhere))
 
     async def activate_policy(self, version: str | None, *, by: Principal, reason: str | None = None) -> None:
         """See `Guard.activate_policy`."""

@@ -112,6 +112,11 @@ class Guard(People, DropIn):
         """The version of the policy in force here: 64 hex digits, signed into every request."""
         return self._desk.policy.version
 
+    @property
+    def settings(self) -> Settings:
+        """Windows, limits and roles of this guard; they do not change."""
+        return self._desk.settings
+
     # -- before the call -----------------------------------------------------------------------------------------
 
     def evaluate(self, call: ToolCall) -> Verdict:

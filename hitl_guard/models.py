@@ -78,7 +78,9 @@ class Principal:
         id: Stable id, compared without regard to case when self-approval is looked for.
         kind: ``human``, ``agent`` or ``service``; only a human can decide.
         roles: Roles or groups, as authenticated now.
-        aliases: Other ids of the same person (mail address, chat id).
+        aliases: Other ids of the same person (mail address, chat id), each one proven.
+        unverified_aliases: What may be the person's too (a mail address that nobody verified): it keeps them from
+            deciding what was asked under it, and lets them in nowhere.
         owner: Of an agent or a service: the person it belongs to.
     """
 
@@ -87,6 +89,7 @@ class Principal:
     tenant: str = field(default="default", kw_only=True)
     roles: tuple[str, ...] = field(default=(), kw_only=True)
     aliases: tuple[str, ...] = field(default=(), kw_only=True)
+    unverified_aliases: tuple[str, ...] = field(default=(), kw_only=True)
     owner: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -95,7 +98,8 @@ class Principal:
         check_optional("owner", self.owner)
         if self.kind not in ("human", "agent", "service"):
             raise ConfigurationError("A principal's kind is 'human', 'agent' or 'service'.")
-        for name, group in (("roles", self.roles), ("aliases", self.aliases)):
+        for name in ("roles", "aliases", "unverified_aliases"):
+            group = getattr(self, name)
             if isinstance(group, str):
                 raise ConfigurationError(f"'{name}' must be a list of strings, not one string.")
             object.__setattr__(self, name, tuple(check_text(name, item) for item in group))
@@ -103,6 +107,10 @@ class Principal:
     def names(self) -> tuple[str, ...]:
         """Return every id that stands for this principal, its owner's included."""
         return (self.id, *self.aliases, *(() if self.owner is None else (self.owner,)))
+
+    def every_name(self) -> tuple[str, ...]:
+        """Return `names` and what may be one: compared where somebody is kept out, never where somebody is let in."""
+        return (*self.names(), *self.unverified_aliases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +276,7 @@ class ApprovalRequest:
         requesters, agent_names: Every name of the requester's side and of the agent, folded for comparison
             (see `lifecycle.rights`).
         definition: What the model was told about the tool, or None; its schema says which arguments are secret.
+        approvals: For each of ``requirements``, how many people's approvals count for it so far.
     """
 
     id: str
@@ -297,6 +306,7 @@ class ApprovalRequest:
     requesters: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     agent_names: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     definition: ToolDefinition | None = field(default=None, repr=False, compare=False)
+    approvals: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -7,14 +7,16 @@ from typing import Any, TypeVar
 
 from .errors import ConfigurationError, NotAuthorisedError
 from .lifecycle import control as controls
-from .lifecycle import decide, enrolment, floods, settle
+from .lifecycle import decide, enrolment, floods, revealing, settle
 from .lifecycle.control import Control
 from .lifecycle.credentials import Assertion, Challenge, Credential, Registration
 from .lifecycle.desk import Desk
 from .lifecycle.dossier import Dossier, compiled
 from .lifecycle.listing import Page, ended, listed, sweep
 from .lifecycle.record import to_request
+from .lifecycle.rights import operates
 from .models import ApprovalRequest, Decision, Principal, check_optional, check_reason, check_text
+from .rows import EVERYWHERE
 
 T = TypeVar("T")
 
@@ -41,7 +43,8 @@ class People:
             evidence: The answer of the approver's passkey to a `challenge` that was made of the same arguments.
             mute: With a denial: for so many milliseconds (thirty days at most) new requests of the same requester for
                 the same tool are denied without asking anybody, as far as this approver could have denied them. A
-                request that is being made at this moment may still come through. `unmute` ends it.
+                request that is being made at this moment may still come through. `unmute` ends it, and to repeat the
+                denial does not bring it back.
 
         Raises:
             DecisionError: nothing changed; ``code`` says why.
@@ -148,8 +151,23 @@ class People:
         """Return one verified request in whatever state; raises `InvalidApprovalError` for unknown and foreign ids."""
         return to_request(self._desk.find(tenant, request_id)[1])
 
+    def reveal(self, request_id: str, pointer: str, *, by: Principal) -> Any:
+        """Return one secret argument; the audit log has who saw it before it is returned.
+
+        Args:
+            pointer: The JSON pointer of a value that the tool's schema marks secret.
+            by: Who looks, as your authenticator says: an operator, the requester, or who may decide or has decided.
+
+        Raises:
+            DecisionError: ``invalid-approval``, detail unknown: no such request or secret that ``by`` may see.
+            UnavailableError: it could not be written to the audit log; nothing is told then.
+        """
+        return self._people(lambda: revealing.reveal(self._desk, request_id, pointer, by), by, request_id)
+
     def control(self, tenant: str = "default") -> Control:
-        """Return what is paused and muted in a tenant, and which policy version must be in force, verified."""
+        """Return what is paused and muted in a tenant, what is paused in all of them (``everywhere``), and which
+        policy version must be in force, verified.
+        """
         reading = self._desk.read(check_text("tenant", tenant))
         return controls.at(reading.control, reading.now)
 
@@ -159,9 +177,9 @@ class People:
         check_text("tool", tool)
 
         def change(control: Control) -> Control:
-            operates = _operates(by, role)
-            new = controls.unmuted(name, tool, None if operates else by.id)(control)
-            if new.mutes == control.mutes and not operates:
+            operator = operates(by, role)
+            new = controls.unmuted(name, tool, None if operator else by.id)(control)
+            if new.mutes == control.mutes and not operator:
                 raise NotAuthorisedError(
                     f"You muted no such calls; what others muted needs the role '{role}'.", detail="role"
                 )
@@ -170,16 +188,26 @@ class People:
         self._change(change, by, reason, operators=False)
 
     def pause(
-        self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None
+        self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None,
+        everywhere: bool = False,
     ) -> None:
-        """Stop a tool, an agent or (neither given) everything of the operator's tenant, before its next claim."""
-        self._change(controls.paused(*_what(tool, agent)), by, reason)
+        """Stop a tool, an agent or (neither given) everything of the operator's tenant, before its next claim.
+
+        Args:
+            everywhere: In all tenants, the ones to come included; needs the settings' ``global_operator_role``.
+        """
+        self._change(controls.paused(*_what(tool, agent)), by, reason, everywhere=everywhere)
 
     def resume(
-        self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None
+        self, *, by: Principal, tool: str | None = None, agent: str | None = None, reason: str | None = None,
+        everywhere: bool = False,
     ) -> None:
-        """Take one pause away; with neither tool nor agent the one of everything (single pauses stay)."""
-        self._change(controls.resumed(*_what(tool, agent)), by, reason)
+        """Take one pause away; with neither tool nor agent the one of everything (single pauses stay).
+
+        Args:
+            everywhere: One that was set with ``everywhere``. What a tenant paused for itself stays paused.
+        """
+        self._change(controls.resumed(*_what(tool, agent)), by, reason, everywhere=everywhere)
 
     def activate_policy(self, version: str | None, *, by: Principal, reason: str | None = None) -> None:
         """Let only nodes with this policy version run gated calls in the operator's tenant; None lifts that again.
@@ -191,22 +219,25 @@ class People:
         self._change(controls.with_policy(version), by, reason)
 
     def _change(
-        self, change: Callable[[Control], Control], by: Principal, reason: str | None, *, operators: bool = True
+        self, change: Callable[[Control], Control], by: Principal, reason: str | None, *, operators: bool = True,
+        everywhere: bool = False,
     ) -> None:
         if not isinstance(by, Principal):
             raise ConfigurationError("'by' must be a Principal.")
         check_reason(reason)
-        self._people(lambda: self._changed(change, by, reason, operators), by, None)
+        self._people(lambda: self._changed(change, by, reason, operators, everywhere), by, None)
 
     def _changed(
-        self, change: Callable[[Control], Control], by: Principal, reason: str | None, operators: bool
+        self, change: Callable[[Control], Control], by: Principal, reason: str | None, operators: bool,
+        everywhere: bool,
     ) -> None:
-        role = self._desk.settings.operator_role
-        if operators and not _operates(by, role):
+        settings = self._desk.settings
+        role = settings.global_operator_role if everywhere else settings.operator_role
+        if operators and not operates(by, role):
             raise NotAuthorisedError(
                 f"This needs a person or service with the role '{role}' (--role on the command line).", detail="role"
             )
-        self._desk.change_control(by.tenant, change, by=by.id, reason=reason)
+        self._desk.change_control(EVERYWHERE if everywhere else by.tenant, change, by=by.id, reason=reason)
 
     def sweep(self, *, limit: int = 1000) -> int:
         """Record what is overdue (expired requests, calls without a receipt) as events; return how many."""
@@ -217,10 +248,6 @@ class People:
         name = by.id if isinstance(by, Principal) else None
         with self._desk.refusals("decision:refused", tenant=tenant, by=name, request=request_id):
             return decide.as_decision_error(action)
-
-
-def _operates(by: Principal, role: str) -> bool:
-    return role in by.roles and by.kind != "agent"
 
 
 def _what(tool: str | None, agent: str | None) -> tuple[str, str]:

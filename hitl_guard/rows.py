@@ -167,6 +167,9 @@ Seal = Callable[[Draft, Link], EventRow]
 
 CONTROL_PREFIX = "control:"
 
+EVERYWHERE = ""
+"""The tenant of the one control row that reaches every tenant; no real tenant has this name."""
+
 
 def control_record(tenant: str) -> str:
     """Return the request id under which a tenant's control events are stored (version = the control row's version)."""

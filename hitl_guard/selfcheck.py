@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from .errors import ApprovalRequired, ConfigurationError, DecisionError, HitlGuardError, RefusedError, UnavailableError
 from .lifecycle import control as controls
-from .lifecycle.desk import CANARY_TENANT, CANARY_TOOL, Desk
+from .lifecycle.control import CANARY_TENANT, CANARY_TOOL
+from .lifecycle.desk import Desk
 from .lifecycle.running import is_async
 from .models import Permit, Principal, ToolCall
 from .toolcalls import SEALED, guarded_of, pending_result

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import binascii
 import hmac
+import secrets
 from typing import Any, TypeGuard
 
 import orjson
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -23,6 +26,7 @@ from .keyring import Key, Keyring
 ALGORITHM = "HS256"
 FORMAT_VERSION = 1
 MAC_BYTES = 32
+NONCE_BYTES = 12
 MAX_TOKEN_BYTES = 262_144
 MAX_TIME_MS = 2**53 - 1
 PURPOSES = frozenset({
@@ -130,6 +134,31 @@ class Signer:
             raise InvalidApprovalError("This was signed in another restore epoch; ask again.", detail="epoch")
         return fields
 
+    def hide(self, purpose: str, data: bytes, *, now: int) -> str:
+        """Return ``data`` so that nobody can read it without the active signing key (AES-256-GCM, a random nonce).
+
+        Sign it with `sign` at the same time: whom it is for, and the key that `uncover` needs, is in that text.
+
+        Raises:
+            KeyInactiveError: no key is active at ``now``.
+        """
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        hidden = _cipher(self.keyring.signing_key(now), purpose).encrypt(nonce, data, None)
+        return encode(nonce + hidden).decode("ascii")
+
+    def uncover(self, purpose: str, text: str, fields: dict[str, Any], *, now: int) -> bytes:
+        """Return what was hidden in a signed text, whose ``fields`` were verified by `open`.
+
+        Raises:
+            InvalidSignatureError: ``detail`` mismatch: it was not hidden for this purpose under that text's key.
+        """
+        key = self.verifying_key(fields["kid"], made_at=fields["issued_at"], now=now)
+        data = decode(text.encode()) or b""
+        try:
+            return _cipher(key, purpose).decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], None)
+        except (InvalidTag, ValueError):
+            raise InvalidSignatureError("What is hidden here cannot be read.", detail="mismatch") from None
+
     def verifying_key(self, key_id: str, *, made_at: int, now: int) -> Key:
         """See `Keyring.verifying_key`."""
         return self.keyring.verifying_key(key_id, made_at=made_at, now=now)
@@ -182,9 +211,17 @@ def _derive(key: Key, purpose: str) -> hmac.HMAC:
     if purpose not in PURPOSES:
         raise InvalidSignatureError("This purpose is unknown.", detail="purpose")
     info = b"hitl-guard/v1/" + purpose.encode()
-    derived = HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(key.secret())
+    derived = _hkdf(key, info)
     # The tag is fed once and kept with the context: the MAC input starts with the purpose as well.
     return hmac.new(derived, info + b"\0", "sha256")
+
+
+def _cipher(key: Key, purpose: str) -> AESGCM:
+    return AESGCM(_hkdf(key, b"hitl-guard/v1/hidden/" + purpose.encode()))
+
+
+def _hkdf(key: Key, info: bytes) -> bytes:
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(key.secret())
 
 
 def _parse(token: object) -> tuple[bytes, dict[str, Any], bytes]:

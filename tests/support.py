@@ -54,6 +54,7 @@ ANA = Principal("ana", aliases=("ana@example.org",))
 BOB = Principal("bob", roles=("lead",))
 CAROL = Principal("carol")
 OPERATOR = Principal("olga", roles=("operator",))
+GLOBAL = Principal("gina", roles=("global-operator",))
 ARGUMENTS: dict[str, Any] = {"order": "A-17", "amount": 82}
 
 
@@ -134,6 +135,11 @@ class World:
             if event.type == kind
         }
 
+    def confirm(self) -> None:
+        """Go on after a restore or a revocation: the operators of the tenant and of all tenants look, and resume."""
+        self.guard.resume(by=OPERATOR)
+        self.guard.resume(by=GLOBAL, everywhere=True)
+
     def state(self, request: ApprovalRequest) -> str:
         return self.guard.get(request.id, tenant=request.tenant).state
 
@@ -180,6 +186,6 @@ def make_world(database: Any) -> Iterator[Callable[..., World]]:
 
 
 __all__ = [
-    "ANA", "ARGUMENTS", "BOB", "CAROL", "OPERATOR", "Permit", "Settings", "World", "document", "make_world", "ring",
-    "until", "world",
+    "ANA", "ARGUMENTS", "BOB", "CAROL", "GLOBAL", "OPERATOR", "Permit", "Settings", "World", "document", "make_world",
+    "ring", "until", "world",
 ]

@@ -13,7 +13,8 @@ from .. import canonical
 from ..aio import AsyncGuard
 from ..errors import ConfigurationError
 from ..guard import Guard
-from ..lifecycle.desk import CANARY_TOOL, MAX_ID, new_id
+from ..lifecycle.control import CANARY_TOOL
+from ..lifecycle.desk import MAX_ID, new_id
 from ..lifecycle.threads import offload
 from ..models import Principal, check_optional, check_text
 from ..policy.code import CodePolicy, check_require_approval
@@ -287,9 +288,15 @@ class Agent(Resuming, GuardedLoop):
         behind = [name for agent in around for name in (agent.id, agent.owner) if name is not None]
         return Principal(self.id, kind="agent", tenant=tenant, owner=self.owner, aliases=tuple(behind))
 
-    def new_run(self, tenant: str, run_id: str | None = None) -> Run:
-        """Return a new run with a conversation of its own."""
-        new = run_id or new_id()
+    def new_run(self, tenant: str, run_id: str | None = None, *, inside: str = "") -> Run:
+        """Return a new run with a conversation of its own.
+
+        Args:
+            inside: The id of the run around it: up to its last dot, the new id begins with the same, so that who groups
+                runs by such a prefix finds the inner ones too.
+        """
+        group, fresh = inside[: inside.rfind(".") + 1], new_id()
+        new = run_id or (group + fresh if len(group) + len(fresh) <= MAX_ID else fresh)
         return Run(new, self.id, new_id(), private_key(tenant, new).hex(), True)
 
     def _new_drive(

@@ -209,6 +209,8 @@ class Owner:
         """Return the stored form."""
         user = {name: getattr(self.user, name) for name in ("id", "kind", "owner")}
         user |= {"aliases": list(self.user.aliases), "roles": list(self.user.roles)}
+        if self.user.unverified_aliases:
+            user["unverified_aliases"] = list(self.user.unverified_aliases)
         return {
             "context": self.context, "resource_id": self.resource_id, "tenant": self.tenant,
             "thread_id": self.thread_id, "user": user,

@@ -1,4 +1,4 @@
-"""`hitl-guard control`: the kill switch of a tenant, and its mutes."""
+"""`hitl-guard control`: the kill switch, of a tenant or of all, and the mutes of a tenant."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def control() -> None:
 def _target(command: Command) -> Command:
     for option in (
         click.option("--reason", metavar="TEXT", help="Kept in the audit log."),
+        click.option("--everywhere", is_flag=True, help="In all tenants; needs --role global-operator."),
         click.option("--agent", metavar="ID", help="This agent only."),
         click.option("--tool", metavar="NAME", help="This tool only."),
     ):
@@ -33,10 +34,11 @@ def show(setup: Setup, as_json: bool) -> None:
     with setup.store() as store:
         reading = setup.desk(store).read(setup.tenant)
     row, now = at(reading.control, reading.now), reading.now
-    pauses = sorted(row.pauses)
+    pauses, everywhere = sorted(row.pauses), sorted(row.everywhere)
     if as_json:
         say_json({
-            "mutes": [mute.to_json() for mute in row.mutes], "now": now,
+            "everywhere": [{"kind": kind, "name": name} for kind, name in everywhere],
+            "everywhere_restored": row.everywhere_restored, "mutes": [mute.to_json() for mute in row.mutes], "now": now,
             "pauses": [{"kind": kind, "name": name} for kind, name in pauses], "policy": row.policy,
             "restored": row.restored, "tenant": row.tenant, "version": row.version,
         })
@@ -44,9 +46,13 @@ def show(setup: Setup, as_json: bool) -> None:
     if row.restored:
         say("From another restore epoch, or signed with a revoked key: everything is paused. Set single pauses anew, "
             "then resume.")
-    for kind, name in pauses:
-        say("everything is paused" if kind == "all" else f"{escape(kind)} {escape(name)} is paused")
-    if not pauses:
+    if row.everywhere_restored:
+        say("The row of all tenants is from another restore epoch, or signed with a revoked key: everything is paused "
+            "everywhere. Set single pauses anew, then resume with --everywhere.")
+    for found, where in ((pauses, ""), (everywhere, " in all tenants")):
+        for kind, name in found:
+            say(("everything" if kind == "all" else f"{escape(kind)} {escape(name)}") + f" is paused{where}")
+    if not pauses and not everywhere:
         say("No pause is set.")
     for mute in row.mutes:
         until = f"{utc(mute.until)} ({left(mute.until, now)})"
@@ -58,26 +64,37 @@ def show(setup: Setup, as_json: bool) -> None:
 @control.command()
 @setup_options(actor=True)
 @_target
-def pause(setup: Setup, tool: str | None, agent: str | None, reason: str | None) -> None:
-    """Stop a tool, an agent, or everything of the tenant, before its next call. Needs --role operator."""
+def pause(setup: Setup, tool: str | None, agent: str | None, everywhere: bool, reason: str | None) -> None:
+    """Stop a tool, an agent, or everything, before its next call; in the tenant, or --everywhere.
+
+    Needs --role operator; with --everywhere --role global-operator.
+    """
     _check(tool, agent)
     with setup.store() as store:
-        setup.guard(store).pause(by=setup.principal(), tool=tool, agent=agent, reason=reason)
-    say(f"Paused {_what(tool, agent)}.")
+        setup.guard(store).pause(
+            by=setup.principal(), tool=tool, agent=agent, reason=reason, everywhere=everywhere
+        )
+    say(f"Paused {_what(tool, agent, everywhere)}.")
 
 
 @control.command()
 @setup_options(actor=True)
 @_target
-def resume(setup: Setup, tool: str | None, agent: str | None, reason: str | None) -> None:
+def resume(setup: Setup, tool: str | None, agent: str | None, everywhere: bool, reason: str | None) -> None:
     """Take one pause away; without --tool and --agent the one of everything (single pauses stay).
 
-    After a restored backup this also confirms the pauses that the backup has. Needs --role operator.
+    After a restored backup this also confirms the pauses that the backup has: of each tenant, and --everywhere.
+    Needs --role operator; with --everywhere --role global-operator.
     """
     _check(tool, agent)
     with setup.store() as store:
-        setup.guard(store).resume(by=setup.principal(), tool=tool, agent=agent, reason=reason)
-    say(f"Resumed {_what(tool, agent)}.")
+        setup.guard(store).resume(
+            by=setup.principal(), tool=tool, agent=agent, reason=reason, everywhere=everywhere
+        )
+        left = setup.guard(store).control(setup.tenant)
+    say(f"Resumed {_what(tool, agent, everywhere)}.")
+    if not everywhere and (left.everywhere or left.everywhere_restored):
+        say("Something is still paused in all tenants: see 'hitl-guard control show'.")
 
 
 @control.command()
@@ -103,9 +120,10 @@ def _check(tool: str | None, agent: str | None) -> None:
         raise click.UsageError("--tool and --agent need a name.")
 
 
-def _what(tool: str | None, agent: str | None) -> str:
+def _what(tool: str | None, agent: str | None, everywhere: bool) -> str:
     from ..render import escape
 
+    what = "everything" if agent is None else f"the agent {escape(agent)}"
     if tool is not None:
-        return f"the tool {escape(tool)}"
-    return "everything" if agent is None else f"the agent {escape(agent)}"
+        what = f"the tool {escape(tool)}"
+    return f"{what} in all tenants" if everywhere else what

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ..errors import HitlGuardError
+from ..rows import EVERYWHERE
 from ._common import Setup, counted, json_option, say, say_json, setup_options
 
 if TYPE_CHECKING:
@@ -185,15 +186,17 @@ def _database_file(url: str) -> Iterator[Check]:
 def _control(desk: Desk) -> Iterator[Check]:
     for row in desk.store.controls():
         state = desk.read(row.tenant).control
+        whose, options = f"Tenant {row.tenant}", f"--role operator --tenant {row.tenant}"
+        if row.tenant == EVERYWHERE:
+            whose, options = "All tenants", "--everywhere --role global-operator"
         if state.restored:
             yield Check(
-                "control", "fail", f"Tenant {row.tenant}: its control row is of another restore epoch or of a revoked "
-                "key, so all is paused. Look at `hitl-guard control show`, then run "
-                f"`hitl-guard control resume --role operator --tenant {row.tenant}`.",
+                "control", "fail", f"{whose}: the control row is of another restore epoch or of a revoked key, so all "
+                f"is paused. Look at `hitl-guard control show`, then run `hitl-guard control resume {options}`.",
             )
         elif state.pauses:
             pauses = counted(len(state.pauses), "pause")
-            yield Check("control", "warn", f"Tenant {row.tenant}: {pauses} in force; see `hitl-guard control show`.")
+            yield Check("control", "warn", f"{whose}: {pauses} in force; see `hitl-guard control show`.")
     yield Check("control", "ok", "Every control row verifies.")
 
 

@@ -11,11 +11,11 @@ from ..envelope import DECISION_TYPE, REQUEST_TYPE, Envelope, Vote
 from ..errors import HitlGuardError, PolicyDeniedError
 from ..models import ApprovalRequest, Requirement
 from ..policy.core import Status, Verdict
-from ..rows import Draft, RequestRow
+from ..rows import EVERYWHERE, Draft, RequestRow
 from ..store.base import AddRequest, Append, Step
 from . import floods
 from .bound import Bound
-from .control import steps_to_replace
+from .control import Control, steps_to_replace
 from .desk import Desk, Reading, new_id
 from .record import Details, Record
 from .refusals import policy_denied
@@ -86,7 +86,7 @@ def sign(
         row, fingerprint.run_digest(envelope.scope.tenant, envelope.scope.run), envelope.decide_by,
         requester=floods.requester_digest(envelope.scope) if seen else None,
         desk=floods.desk_digest(envelope.scope.tenant, details.requirements) if seen else floods.UNSEEN,
-        added_at=envelope.issued_at,
+        added_at=envelope.issued_at, tool=floods.tool_digest(envelope.scope.tenant, details.tool),
     )
 
 
@@ -103,11 +103,15 @@ def ending(record: Record, kind: str, now: int, **facts: object) -> Append:
 
 
 def control_steps(desk: Desk, reading: Reading) -> list[Step]:
-    """Return the steps that give a new tenant its first control row; none where there is one."""
-    if reading.control.version:
-        return []
-    control = reading.control
-    return steps_to_replace(control, control, by="hitl-guard", reason="first", signer=desk.signer, now=reading.now)
+    """Return the steps that give a new tenant its first control row, and the first of all its row that reaches every
+    tenant; none where they are there.
+    """
+    control, steps = reading.control, list[Step]()
+    for tenant, version in ((control.tenant, control.version), (EVERYWHERE, control.everywhere_version)):
+        if not version:
+            new = Control(tenant)
+            steps += steps_to_replace(new, new, by="hitl-guard", reason="first", signer=desk.signer, now=reading.now)
+    return steps
 
 
 def ask(desk: Desk, bound: Bound, reading: Reading, verdict: Verdict) -> Record | None:

@@ -36,7 +36,8 @@ def claim(desk: Desk, bound: Bound, reading: Reading, record: Record) -> Permit 
     version = record.version + 1
     draft = _draft(desk, record.row.tenant, record.row.id, version, reading.now, key, claim_id, record.digest)
     step = Append(
-        draft, previous_mac=record.last, before=record.execute_by, control=(scope.tenant, reading.control.version)
+        draft, previous_mac=record.last, before=record.execute_by, control=(scope.tenant, reading.control.version),
+        everywhere=reading.control.everywhere_version,
     )
     written = desk.store.write([step], desk.sealer)
     if written is None:
@@ -57,7 +58,10 @@ def claim_again(desk: Desk, reading: Reading, record: Record) -> Permit | None:
         desk, record.row.tenant, record.row.id, record.version + 1, reading.now, None, claim_id, record.digest,
         kind="grant:resumed",
     )
-    step = Append(draft, previous_mac=record.last, control=(record.row.tenant, reading.control.version))
+    step = Append(
+        draft, previous_mac=record.last, control=(record.row.tenant, reading.control.version),
+        everywhere=reading.control.everywhere_version,
+    )
     written = desk.store.write([step], desk.sealer)
     if written is None:
         return None
@@ -88,6 +92,7 @@ def claim_automatic(desk: Desk, bound: Bound, reading: Reading, verdict: Verdict
     spend = Append(
         _draft(desk, bound.scope.tenant, envelope.request_id, 2, reading.now, key, claim_id, digest),
         before=execute_by, control=(bound.scope.tenant, reading.control.version),
+        everywhere=reading.control.everywhere_version,
     )
     steps: list[Step] = [
         *ask.endings(reading, envelope.request_id), added,
@@ -120,7 +125,8 @@ def _start_by(desk: Desk) -> int:
 
 def _control_was_missing(desk: Desk, reading: Reading) -> bool:
     """Give a new tenant its control row first: a claim must be able to lock one, so that a pause can stop it."""
-    if reading.control.version:
+    steps = ask.control_steps(desk, reading)
+    if not steps:
         return False
-    desk.store.write(ask.control_steps(desk, reading), desk.sealer)
+    desk.store.write(steps, desk.sealer)
     return True

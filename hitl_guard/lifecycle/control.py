@@ -1,4 +1,7 @@
-"""The signed control row of a tenant: what is paused or muted, and which policy version must be in force."""
+"""The signed control row of a tenant: what is paused or muted, and which policy version must be in force.
+
+One more row, of no tenant (`rows.EVERYWHERE`), has the pauses that reach every tenant.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,12 @@ from ..signing import COMMON_FIELDS, Signer
 from ..store.base import Append, SetControl, Step
 
 EVERYTHING = ("all", "")
-"""The pause of a whole tenant."""
+"""The pause of a whole tenant; in the row that reaches every tenant, of all of them."""
+
+CANARY_TOOL = "hitl_guard_canary"
+CANARY_TENANT = "hitl-guard-selftest"
+"""The self-test's call: it always needs an approval, whatever the policy says, and no pause of all tenants stops it."""
+
 _FIELDS = frozenset({"pauses", "policy", "tenant", "version"}) | COMMON_FIELDS
 
 MAX_MUTES = 500
@@ -63,6 +71,8 @@ class Control:
         pauses: ``(kind, name)``: ``("all", "")``, ``("tool", NAME)`` or ``("agent", ID)``.
         policy: The policy version that must be in force, or None for each node's own.
         mutes: In order, the ones that are over included.
+        everywhere: What is paused in all tenants, as ``pauses``. everywhere_version: The version of that row.
+        everywhere_restored: That row is as ``restored`` says.
         restored: The row is of another restore epoch, or signed with a key that was revoked since: everything is paused
             until an operator confirms. What a revoked key signed is not believed: single pauses and the policy that
             must be in force are then gone, and have to be set again before everything is resumed.
@@ -74,20 +84,38 @@ class Control:
     policy: str | None = None
     restored: bool = False
     mutes: tuple[Mute, ...] = ()
+    everywhere: frozenset[tuple[str, str]] = frozenset()
+    everywhere_version: int = 0
+    everywhere_restored: bool = False
 
     def check(self, *, tool: str, agent: str | None, policy_version: str) -> None:
         """Raise `PausedError` when the call is paused, `PolicyChangedError` when another policy must be in force."""
-        if self.restored:
-            raise PausedError(
-                "The control row is of another restore epoch or was signed with a revoked key: check what is paused, "
-                "then run 'hitl-guard control resume --role operator'.",
-                detail="restored",
-            )
-        for pause in (EVERYTHING, ("tool", tool), ("agent", agent or "")) if self.pauses else ():
+        canary = tool == CANARY_TOOL and self.tenant == CANARY_TENANT
+        if self.restored or (self.everywhere_restored and not canary):
+            raise _restored("--role operator" if self.restored else "--everywhere --role global-operator")
+        everywhere = frozenset[tuple[str, str]]() if canary else self.everywhere
+        for pause in (EVERYTHING, ("tool", tool), ("agent", agent or "")) if self.pauses or everywhere else ():
             if pause in self.pauses:
                 raise PausedError("An operator paused this. Wait until it is resumed.", detail=pause[0])
+            if pause in everywhere:
+                raise PausedError("An operator paused this in all tenants. Wait until it is resumed.", detail=pause[0])
         if self.policy is not None and self.policy != policy_version:
             raise PolicyChangedError("Another policy version is in force; reload the policy here.", detail="node")
+
+
+    def below(self, everywhere: Control) -> Control:
+        """Return this with what the row that reaches every tenant says."""
+        return replace(
+            self, everywhere=everywhere.pauses, everywhere_version=everywhere.version,
+            everywhere_restored=everywhere.restored,
+        )
+
+
+def _restored(options: str) -> PausedError:
+    return PausedError(
+        "The control row is of another restore epoch or was signed with a revoked key: check what is paused, then run "
+        f"'hitl-guard control resume {options}'.", detail="restored",
+    )
 
 
 def verify(row: ControlRow | None, *, tenant: str, overtaken: bool, signer: Signer, now: int) -> Control:

@@ -165,27 +165,39 @@ def rewritten(kept: Kept, signer: Signer, now: int, *, sign_count: int | None = 
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A person's passkeys that count, oldest first, and whether there is a row of theirs that somebody damaged."""
+    """A person's passkeys.
+
+    Attributes:
+        kept: Those that count, oldest first.
+        damaged: Whether there is a row of theirs that somebody damaged.
+        foreign: Whether there is one of a key that is not in the key ring, so that nobody here can tell what it is.
+    """
 
     kept: tuple[Kept, ...]
     damaged: bool
+    foreign: bool = False
 
 
 def of_owner(desk: Desk, tenant: str, principal_id: str, now: int) -> Owned:
     """Return a person's passkeys.
 
     What a revoked key or another restore epoch signed counts for nothing, as if it were not there, and so does what
-    was registered for another domain, or removed and put back.
+    was registered for another domain, or removed and put back. What a key signed that is not in the key ring proves
+    nothing either, but it is there: other nodes may know the key.
     """
-    kept, damaged = [], False
+    kept, damaged, foreign = [], False, False
     for row, version in desk.store.credentials(owner=owner_of(tenant, principal_id)):
         try:
             credential = verify_row(row, signer=desk.signer, now=now)
-        except (KeyRevokedError, KeyUnknownError):
+        except KeyRevokedError:
+            continue
+        except KeyUnknownError:
+            foreign = True
             continue
         except (InvalidApprovalError, InvalidSignatureError) as error:
             damaged = damaged or error.detail != "epoch"
             continue
         if version == 1 and credential.rp == desk.settings.rp_id:
             kept.append(Kept(credential, row))
-    return Owned(tuple(sorted(kept, key=lambda one: (one.credential.created_at, one.credential.id))), damaged)
+    kept.sort(key=lambda one: (one.credential.created_at, one.credential.id))
+    return Owned(tuple(kept), damaged, foreign)

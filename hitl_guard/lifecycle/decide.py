@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..envelope import Vote
@@ -27,7 +27,7 @@ from .desk import ROUNDS, Desk, Reading, busy, new_id
 from .editing import check_window, edited, edited_before, execute_by
 from .passkeys import Proof
 from .record import Record, to_decision
-from .rights import entitled, folded, met
+from .rights import check_revoker, entitled, folded, met
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ def check_ballot(ballot: Ballot) -> None:
         ballot.approve or type(ballot.mute) is not int or not 1 <= ballot.mute <= floods.MAX_MUTE
     ):
         wrong = f"'mute' goes with a denial and is a number of milliseconds from 1 to {floods.MAX_MUTE}"
-    elif "" in folded(ballot.approver.names()):
+    elif "" in folded(ballot.approver.every_name()):
         wrong = "an id of the approver is blank"
     elif ballot.evidence is not None and not isinstance(ballot.evidence, Assertion):
         wrong = "'evidence' must be an Assertion"
@@ -145,7 +145,7 @@ def _vote(ballot: Ballot, record: Record, now: int, desk: Desk, proof: Proof | N
     return Vote(
         tenant=record.row.tenant, request_id=record.row.id, fingerprint=record.envelope.fingerprint,
         policy_version=record.envelope.policy_version, approver=approver.id, kind=approver.kind,
-        names=tuple(sorted(folded(approver.names()))),
+        names=tuple(sorted(folded(approver.every_name()))),
         # Roles may come in another order with each request; an authenticator signs one.
         roles=approver.roles if evidence is None else tuple(sorted(set(approver.roles))), channel=ballot.channel,
         credential=ballot.credential, approve=ballot.approve, automatic=False, reason=ballot.reason or None,
@@ -169,8 +169,8 @@ def _judge(
     entitled(record.details.requirements, record.details.parties, vote)  # 1
     mine = _same_vote(record, vote, ballot.fingerprint)  # 2
     if mine is not None and ballot.arguments is None and record.state != "superseded":
-        again = floods.muting(desk, record, mine, ballot.mute, reading)
-        return None if again and desk.store.write(again, desk.sealer) is None else to_decision(mine, record.state)
+        floods.check_repeated(record, mine, ballot.mute, reading)
+        return to_decision(mine, record.state)
     if ballot.arguments is not None and proof is None:  # 2; an answer of a passkey makes one decision only
         made = edited_before(desk, ballot.arguments, vote, record)
         if made is not None:
@@ -278,20 +278,11 @@ def revoke(desk: Desk, request_id: str, by: Principal, reason: str | None) -> No
     check_reason(reason)
     for _ in range(ROUNDS):
         reading, record = desk.find(by.tenant, request_id)
-        _may_revoke(desk, by, record, reading.now)
+        details = record.details
+        check_revoker(details.requirements, details.parties, by, operator_role=desk.settings.operator_role)
         if record.state not in ("pending", "approved", "suspended"):
             _refuse_ended(desk, record, reading)
         step = ask.ending(record, "request:revoked", reading.now, by=by.id, reason=reason)
         if desk.store.write([step], desk.sealer) is not None:
             return
     raise busy()
-
-
-def _may_revoke(desk: Desk, by: Principal, record: Record, now: int) -> None:
-    operator = desk.settings.operator_role in by.roles and by.kind != "agent"
-    if operator or folded(by.names()) & record.details.parties.requester:
-        return
-    ballot = Ballot(record.row.id, by, False, "", None, None, None, "api", None, None)
-    vote = replace(_vote(ballot, record, now, desk), channel="api")
-    needs = [replace(need, channels=()) for need in record.details.requirements]
-    entitled(needs, record.details.parties, vote)

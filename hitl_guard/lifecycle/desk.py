@@ -26,16 +26,18 @@ from ..errors import (
 from ..models import Requirement, ToolCall, check_text
 from ..policy.combined import Policy
 from ..policy.core import Status, Verdict
-from ..rows import ControlRow, Draft
+from ..rows import EVERYWHERE, ControlRow, Draft
 from ..signing import Signer
 from ..store.base import Append, Loaded, Store
 from . import control as controls
 from . import record as records
 from .bound import Asked, Bound, bind, canonical_arguments, canonical_value
+from .control import CANARY_TENANT, CANARY_TOOL
 from .rights import Directory
 from .settings import Settings
 from .threads import resolve
 from .toolspec import ToolSpec
+from .verified import Verified
 
 ROUNDS = 64
 """How often an operation judges anew after it lost a race, before it gives up as unavailable."""
@@ -45,10 +47,6 @@ REMEMBERED = 10_000
 
 MAX_ID = 64
 """Longest request id, in characters; ours have 22."""
-
-CANARY_TOOL = "hitl_guard_canary"
-CANARY_TENANT = "hitl-guard-selftest"
-"""The self-test's call: it always needs an approval, whatever the policy says."""
 
 
 @dataclass(slots=True)
@@ -78,10 +76,13 @@ class Desk:
     _versions: dict[str, int] = field(default_factory=dict)
     _prune_at: int = REMEMBERED
     _lock: Lock = field(default_factory=Lock)
-    _controls: dict[str, tuple[ControlRow | None, int, controls.Control]] = field(default_factory=dict)
+    _controls: dict[str, tuple[ControlRow | None, ControlRow | None, int, controls.Control]] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         self.sealer = audit.Sealer(self.signer)
+        self._verified = Verified(self.signer, self.sealer)
         self.limiter = audit.Limiter(clock.monotonic_ms)
 
     # -- the call ------------------------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ class Desk:
         if request_id is not None and (type(request_id) is not str or len(request_id) > MAX_ID):
             raise InvalidApprovalError("There is no such request; look at the list again.", detail="unknown")
         # What this process knew before it read: what its other threads write meanwhile is no loss.
-        known = self._versions.get(tenant, 0), 0 if spend_key is None else self._remembered.get(spend_key, 0)
+        known = self._memory(tenant, spend_key)
         loaded = self.store.load(tenant, request_id=request_id, identity=identity, spend_key=spend_key)
         control = self._control(loaded, tenant)
         self._check_memory(loaded, control, *known)
@@ -152,7 +153,7 @@ class Desk:
 
     def read_new(self, tenant: str, *, identity: bytes, spend_key: bytes | None) -> Reading | None:
         """Read as `read` does, but of a call that was never asked for; None: it was."""
-        known = self._versions.get(tenant, 0), 0 if spend_key is None else self._remembered.get(spend_key, 0)
+        known = self._memory(tenant, spend_key)
         loaded = self.store.load_new(tenant, identity=identity, spend_key=spend_key)
         if loaded is None:
             return None
@@ -186,32 +187,58 @@ class Desk:
         return reading, reading.record
 
     def _control(self, loaded: Loaded, tenant: str) -> controls.Control:
-        """Return the verified control row. The same bytes under the same keys are not verified twice."""
-        row, generation = loaded.control, self.signer.keyring.generation
+        """Return the verified control row, with that of all tenants. The same bytes under the same keys are not
+        verified twice.
+        """
+        rows, generation = (loaded.control, loaded.everywhere), self.signer.keyring.generation
         known = self._controls.get(tenant)
-        if known is not None and not loaded.control_overtaken and known[:2] == (row, generation):
-            return known[2]
-        control = controls.verify(
-            row, tenant=tenant, overtaken=loaded.control_overtaken, signer=self.signer, now=loaded.now
+        overtaken = loaded.control_overtaken or loaded.everywhere_overtaken
+        if known is not None and not overtaken and known[:3] == (*rows, generation):
+            return known[3]
+        control, everywhere = (
+            controls.verify(row, tenant=of, overtaken=newer, signer=self.signer, now=loaded.now)
+            for row, of, newer in zip(
+                rows, (tenant, EVERYWHERE), (loaded.control_overtaken, loaded.everywhere_overtaken), strict=True
+            )
         )
+        control = control.below(everywhere)
         if len(self._controls) > 1_000:
             self._controls.clear()
-        self._controls[tenant] = (row, generation, control)
+        self._controls[tenant] = (*rows, generation, control)
         return control
 
     def verify(self, row: Any, events: Any, now: int, *, any_earlier_epoch: bool = False) -> records.Record:
-        """Verify one request with its events (see `records.verify`)."""
+        """Verify one request with its events (see `records.verify`), unless the very same was verified before.
+
+        Args:
+            any_earlier_epoch: For the audit alone, which verifies every time.
+        """
+        if not any_earlier_epoch:
+            return self._verified(row, events, now)
         return records.verify(
             row, events, signer=self.signer, sealer=self.sealer, now=now, any_earlier_epoch=any_earlier_epoch
         )
 
-    def _check_memory(self, loaded: Loaded, control: controls.Control, seen: int, spent_until: int) -> None:
+    def _memory(self, tenant: str, spend_key: bytes | None) -> tuple[int, int, int]:
+        """Return the versions that were seen of the tenant's control row and of that of all tenants, and until when
+        the spend key is remembered.
+        """
+        spent_until = 0 if spend_key is None else self._remembered.get(spend_key, 0)
+        return self._versions.get(tenant, 0), self._versions.get(EVERYWHERE, 0), spent_until
+
+    def _check_memory(
+        self, loaded: Loaded, control: controls.Control, seen: int, seen_everywhere: int, spent_until: int
+    ) -> None:
         """A process notices when what it wrote itself is gone: a claim it made, a control row it saw."""
-        if control.version < seen or (spent_until > loaded.now and not loaded.spent):
+        if (
+            control.version < seen or control.everywhere_version < seen_everywhere
+            or (spent_until > loaded.now and not loaded.spent)
+        ):
             raise _lost()
-        if control.version > seen:
+        if control.version > seen or control.everywhere_version > seen_everywhere:
             with self._lock:
-                self._versions[control.tenant] = max(control.version, self._versions.get(control.tenant, 0))
+                for of, version in ((control.tenant, control.version), (EVERYWHERE, control.everywhere_version)):
+                    self._versions[of] = max(version, self._versions.get(of, 0))
 
     def demand_spent(self, tenant: str, spend_key: bytes, now: int) -> None:
         """Raise if this process remembers a claim that is gone from the store.

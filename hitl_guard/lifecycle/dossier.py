@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from .. import fingerprint
 from ..envelope import Vote
-from ..errors import NotAuthorisedError
 from ..models import ApprovalRequest, Principal, ToolDefinition
 from ..rows import EventRow
 from .desk import Desk
 from .listing import verified
 from .record import Record, to_request
-from .rights import Parties, entitled, folded, missing
+from .rights import Parties, may_decide, missing
 
 LOOK_BACK = 50
 """How many of a run's open and how many of its ended requests are looked at to find the one before."""
@@ -81,25 +80,9 @@ class Dossier:
         Args:
             channel: Whether it may from there too; None: from wherever the rule allows.
         """
-        request = self.request
-        if principal.tenant != request.tenant:
-            return False
-        # A plain denial: the least that anybody does who may decide. It needs no passkey, an approval may.
-        vote = Vote(
-            tenant=request.tenant, request_id=request.id, fingerprint=request.fingerprint,
-            policy_version=request.policy_version, approver=principal.id, kind=principal.kind,
-            names=tuple(sorted(folded(principal.names()))), roles=principal.roles, channel=channel or "",
-            credential=None, approve=False, automatic=False, reason=None, response=None, nonce="",
-            execute_by=request.decide_by,
+        return principal.tenant == self.request.tenant and may_decide(
+            self.request.requirements, self._parties, principal, channel=channel
         )
-        needs = request.requirements
-        if channel is None:
-            needs = tuple(replace(need, channels=()) for need in needs)
-        try:
-            entitled(needs, self._parties, vote)
-        except NotAuthorisedError:
-            return False
-        return True
 
 
 def compiled(desk: Desk, request_id: str, tenant: str) -> Dossier:
@@ -109,10 +92,10 @@ def compiled(desk: Desk, request_id: str, tenant: str) -> Dossier:
         InvalidApprovalError: there is none in this tenant (``detail`` unknown).
     """
     reading, record = desk.find(tenant, request_id)
-    details = record.details
-    needed = missing(details.requirements, details.parties, record.votes) if record.state == "pending" else ()
+    details, request = record.details, to_request(record)
+    needed = missing(request.requirements, request.approvals) if record.state == "pending" else ()
     return Dossier(
-        request=to_request(record), definition=details.definition, turn=details.turn, context=details.context,
+        request=request, definition=details.definition, turn=details.turn, context=details.context,
         requesters=details.parties.requester, agent_names=details.parties.agent, history=_history(record),
         now=reading.now, previous=_previous(desk, record, reading.now),
         missing_each=needed or (0,) * len(details.requirements), _parties=details.parties,

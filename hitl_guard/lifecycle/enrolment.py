@@ -3,6 +3,9 @@
 Who a person is, the host's login says. The first passkey is registered on that word alone; another one only with a
 passkey that is there, and a person's last one is removed by an operator only. So whoever steals a login can neither add
 a passkey of their own beside the owner's nor clear the way for it.
+
+Nor can two first ones be registered at once. A person's first passkeys (one, and one more after each time that an
+operator removed the last) are numbered; the ticket names the number, and the registration's event spends it.
 """
 
 from __future__ import annotations
@@ -12,16 +15,16 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from .. import audit, signing
+from .. import audit, fingerprint, signing
 from ..errors import ConfigurationError, InvalidApprovalError, NotAuthorisedError
 from ..models import Principal
 from ..rows import Draft, credential_record
 from ..store.base import Append, DropCredential, PutCredential, Step
 from .assertions import CHALLENGE_MS, Answer, library, text, unproven, verify_answer
-from .credentials import Credential, Registration, of_owner, owner_of, rewritten, signed_row
+from .credentials import Credential, Kept, Registration, of_owner, owner_of, rewritten, signed_row
 from .desk import ROUNDS, Desk, busy
 from .passkeys import one_of, opened, person_of, relying_party, request_options
-from .rights import folded
+from .rights import folded, operates
 
 REGISTRATION_TYPE = "hitl-registration"
 
@@ -36,12 +39,17 @@ _TRANSPORTS = frozenset({"usb", "nfc", "ble", "smart-card", "internal", "cable",
 
 
 def begin(desk: Desk, principal: Principal) -> Registration:
-    """Return what a browser needs to make a passkey for a person, and the ticket to hand back with it."""
+    """Return what a browser needs to make a passkey for a person, and the ticket to hand back with it.
+
+    Raises:
+        NotAuthorisedError: a stored passkey of theirs cannot be read; ``detail`` evidence.
+    """
     person, rp = person_of(principal), relying_party(desk)
     now, challenge = desk.store.now(), secrets.token_bytes(32)
-    kept = of_owner(desk, person.tenant, person.id, now).kept
+    kept = _readable(desk, person, now)
     fields = {
-        "challenge": text(challenge), "end": now + CHALLENGE_MS, "owner": person.id, "tenant": person.tenant,
+        "challenge": text(challenge), "end": now + CHALLENGE_MS, "first": None if kept else _turn(desk, person),
+        "owner": person.id, "tenant": person.tenant,
     }
     ticket = desk.signer.sign("session", REGISTRATION_TYPE, fields, now=now).decode()
     webauthn = library()
@@ -71,15 +79,19 @@ def register(
             there are too many.
         InvalidApprovalError: the name is empty or too long; ``detail`` malformed.
     """
-    person, rp = person_of(principal), relying_party(desk)
+    person = person_of(principal)
+    relying_party(desk)
     if type(name) is not str or not 0 < len(name) <= MAX_NAME:
         raise InvalidApprovalError(f"A passkey's name has 1 to {MAX_NAME} characters.", detail="malformed")
     for _ in range(ROUNDS):
         now = desk.store.now()
-        challenge = _bytes(opened(desk, ticket, REGISTRATION_TYPE, person, now)["challenge"])
-        confirmed = _confirmed(desk, person, challenge, confirm, rp, now)
+        fields = opened(desk, ticket, REGISTRATION_TYPE, person, now)
+        challenge = _bytes(fields["challenge"])
+        kept = _readable(desk, person, now)
+        spent = _spent(person, fields.get("first"), challenge, kept)
+        confirmed = _confirmed(desk, person, challenge, confirm, kept, now)
         made = _made(desk, person, challenge, response, name, now)
-        row, spent = signed_row(made, desk.signer, now), _confirmation(challenge)
+        row = signed_row(made, desk.signer, now)
         if desk.store.load(person.tenant, spend_key=spent).spent:
             raise unproven("This registration was completed before: start a new one.")
         record = credential_record(row.key)
@@ -103,30 +115,70 @@ def _bytes(encoded: str) -> bytes:
 
 
 def _confirmation(challenge: bytes) -> bytes:
-    """Return the challenge for the passkey that is there; a registration's one use is spent under it as well."""
+    """Return the challenge for the passkey that is there; such a registration's one use is spent under it as well."""
     return hashlib.sha256(_CONFIRM + challenge).digest()
 
 
-def _confirmed(
-    desk: Desk, person: Principal, challenge: bytes, unverified_confirm: Mapping[str, Any] | None, rp: str, now: int
-) -> list[Step]:
-    """Return the step that counts the use of the passkey with which a person adds another one; none for the first.
+def _spent(person: Principal, turn: int | None, challenge: bytes, kept: tuple[Kept, ...]) -> bytes:
+    """Return what a registration spends: its own use, or for a first passkey every ticket that was made for one.
 
     Raises:
-        NotAuthorisedError: a person who has one did not prove it, has too many, or has one that somebody damaged.
+        NotAuthorisedError: the ticket was made for a first passkey and there is one now, or the other way round.
+    """
+    if (turn is None) != bool(kept):
+        raise unproven("Your passkeys have changed since: start a new registration.")
+    return _confirmation(challenge) if turn is None else _first(person, turn)
+
+
+def _first(person: Principal, turn: int) -> bytes:
+    return fingerprint.place("first-passkey", person.tenant, person.id, str(turn))
+
+
+def _turn(desk: Desk, person: Principal) -> int:
+    """Return which first passkey of a person would be registered now, from 0. Few people ever get beyond 1."""
+    turn = 0
+    while desk.store.load(person.tenant, spend_key=_first(person, turn)).spent:
+        turn += 1
+    return turn
+
+
+def _readable(desk: Desk, person: Principal, now: int) -> tuple[Kept, ...]:
+    """Return the passkeys that a person has.
+
+    Raises:
+        NotAuthorisedError: one of theirs is damaged, or a key signed it that is unknown here: whoever could make it so
+            would else register as if for the first time.
     """
     owned = of_owner(desk, person.tenant, person.id, now)
     if owned.damaged:
         raise unproven("A stored passkey of yours is damaged: an operator must run 'hitl-guard audit verify'.")
-    if not owned.kept:
+    if owned.foreign:
+        raise unproven(
+            "A stored passkey of yours was signed with a key that is not in the key ring here: an operator must give "
+            "every node the same keys (one that is gone for good stays in the key ring, as destroyed)."
+        )
+    return owned.kept
+
+
+def _confirmed(
+    desk: Desk, person: Principal, challenge: bytes, unverified_confirm: Mapping[str, Any] | None,
+    owned: tuple[Kept, ...], now: int,
+) -> list[Step]:
+    """Return the step that counts the use of the passkey with which a person adds another one; none for the first.
+
+    Raises:
+        NotAuthorisedError: a person who has one did not prove it, or has too many.
+    """
+    if not owned:
         return []
-    if len(owned.kept) >= MAX_PASSKEYS:
+    if len(owned) >= MAX_PASSKEYS:
         raise NotAuthorisedError(f"A person has at most {MAX_PASSKEYS} passkeys: remove one.", detail="limit")
     answer = Answer.read(unverified_confirm, user=owner_of(person.tenant, person.id))
-    kept = one_of(owned.kept, answer.credential)
+    kept = one_of(owned, answer.credential)
     count = verify_answer(
-        answer, key=kept.credential.key, expected_challenge=_confirmation(challenge), expected_rp=rp,
-        expected_origins=desk.settings.rp_origins, sign_count=kept.credential.sign_count,
+        answer, key=kept.credential.key, expected_challenge=_confirmation(challenge),
+        expected_rp=relying_party(desk), expected_origins=desk.settings.rp_origins,
+        sign_count=kept.credential.sign_count,
     )
     return [rewritten(kept, desk.signer, now, sign_count=count)]
 
@@ -178,8 +230,8 @@ def remove(desk: Desk, credential_id: str, by: Principal, owner: str | None) -> 
     owner = by.id if owner is None else owner
     own = by.kind == "human" and by.id == owner
     # Nobody is an operator over passkeys of one's own: a login alone would then be enough to replace them.
-    themselves = not folded(by.names()).isdisjoint(folded((owner,)))
-    operator = desk.settings.operator_role in by.roles and by.kind != "agent" and not themselves
+    themselves = not folded(by.every_name()).isdisjoint(folded((owner,)))
+    operator = operates(by, desk.settings.operator_role) and not themselves
     for _ in range(ROUNDS):
         now = desk.store.now()
         owned = of_owner(desk, by.tenant, owner, now).kept if own or operator else ()

@@ -13,6 +13,7 @@ from .. import fingerprint
 from ..envelope import Vote
 from ..errors import (
     ApprovalDeniedError,
+    DecisionError,
     InvalidApprovalError,
     InvalidSignatureError,
     LimitError,
@@ -34,7 +35,7 @@ UNSEEN = b""
 """The desk of a call that the policy approved by itself: no person has it before them, so it is not counted."""
 
 _REASONS = {
-    "run": "This run has too many requests that wait for people",
+    "run": "This run has too many requests of this requester that wait for people",
     "requester": "This requester has too many requests that wait for people",
     "approver": "The approvers of this call have too many requests before them",
 }
@@ -47,12 +48,34 @@ def name_of(user: str) -> str:
 
 def requester_digest(scope: Scope) -> bytes:
     """Return the 32 bytes by which a requester's requests are counted."""
-    return fingerprint.place("requester", scope.tenant, name_of(scope.user))
+    return user_digest(scope.tenant, scope.user)
+
+
+def user_digest(tenant: str, user: str) -> bytes:
+    """Return the `requester_digest` of a user's requests."""
+    return fingerprint.place("requester", tenant, name_of(user))
 
 
 def desk_digest(tenant: str, needs: Sequence[Requirement]) -> bytes:
-    """Return the 32 bytes by which requests for the same approvers are counted, whatever else their rules demand."""
-    return fingerprint.place("desk", tenant, *sorted({entry for need in needs for entry in need.approvers}))
+    """Return the 32 bytes by which requests for the same approvers are counted, whatever else their rules demand.
+
+    It stands for one exact set of entries: the same person in two sets has two desks, each with a limit of its own.
+    """
+    return fingerprint.place("desk", tenant, *sorted(desk_entries(needs)))
+
+
+def desk_entries(needs: Sequence[Requirement]) -> frozenset[str]:
+    """Return the entries of a desk: whoever fits one of them sits there.
+
+    Where rules name nobody, anybody does: there is no entry then, or ``""`` among those of other rules.
+    """
+    entries = frozenset(entry for need in needs for entry in need.approvers)
+    return entries if all(need.approvers for need in needs) else entries and entries | {""}
+
+
+def tool_digest(tenant: str, tool: str) -> bytes:
+    """Return the 32 bytes by which lists are narrowed to a tool."""
+    return fingerprint.place("tool", tenant, tool)
 
 
 def check_room(desk: Desk, added: AddRequest, reading: Reading, among: Sequence[Step]) -> None:
@@ -71,7 +94,7 @@ def check_room(desk: Desk, added: AddRequest, reading: Reading, among: Sequence[
     limits = settings.max_open_per_run, settings.max_open_per_requester, settings.max_open_per_approver
     together = [step for step in among if isinstance(step, AddRequest)]
     own = (
-        sum(step.run == added.run for step in together),
+        sum((step.run, step.requester) == (added.run, requester) for step in together),
         sum(step.requester == requester for step in together),
         sum(step.desk == approvers for step in together),
     )
@@ -116,10 +139,24 @@ def _reaches(denial: Vote, details: Details) -> bool:
     return True
 
 
+def check_repeated(record: Record, denial: Vote, milliseconds: int | None, reading: Reading) -> None:
+    """Check a denial that was made before and is handed in again, with a mute: repeating it changes nothing.
+
+    Raises:
+        DecisionError: no such mute of this person is in force (any more), and none comes of this.
+    """
+    if milliseconds is None:
+        return
+    wanted = name_of(record.envelope.scope.user), record.details.tool, denial.approver
+    if wanted not in {(mute.user, mute.tool, mute.by) for mute in at(reading.control, reading.now).mutes}:
+        raise DecisionError(
+            "You have denied this already, and no mute comes of saying so again: mute with the next denial.",
+            code="already-decided", detail="denied", decided_by=denial.approver,
+        )
+
+
 def muting(desk: Desk, record: Record, denial: Vote, milliseconds: int | None, reading: Reading) -> list[Step]:
     """Return the steps that mute the requester and tool of a request that ``denial`` denies; none without a time.
-
-    None either where that very denial muted before: to repeat a decision changes nothing.
 
     Raises:
         PausedError: the control row is of a restored database; an operator must confirm it first.
@@ -132,8 +169,6 @@ def muting(desk: Desk, record: Record, denial: Vote, milliseconds: int | None, r
         name_of(record.envelope.scope.user), record.details.tool, denial.approver, record.row.id,
         reading.now + milliseconds,
     )
-    if any((one.request_id, one.by) == (mute.request_id, mute.by) for one in at(control, reading.now).mutes):
-        return []
     if control.restored:
         raise PausedError(
             "An operator must confirm the restored database first; deny without a mute.", detail="restored"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from .. import audit, fingerprint, signing
 from ..errors import ConfigurationError, InvalidApprovalError, InvalidSignatureError, StoreRolledBackError
 from ..models import ApprovalRequest, check_optional, check_text
 from ..rows import Draft, EventRow, RequestRow
-from ..store.base import Append
+from ..store.base import Append, Wanted
+from . import floods
 from .ask import ending
 from .desk import Desk
 from .record import Record, to_request
-from .state import ENDED, STATES
+from .state import ENDED, STATES, TRANSITIONS
 
 MAX_PAGE = 500
 
@@ -144,6 +145,46 @@ def _overdue(record: Record, now: int) -> Append:
     body = audit.body(claim=record.claim_id, detail="overdue", request=record.digest)
     draft = Draft("call:in_doubt", record.row.tenant, now, body, record.row.id, record.version + 1)
     return Append(draft, previous_mac=record.last)
+
+
+_STORED = {"expired": ("approved", "expired"), "in_doubt": ("executing", "in_doubt")}
+"""State that overdue requests read as → the states that are stored of requests that may read so."""
+
+
+def wanted(
+    *, tenant: str, now: int, states: frozenset[str] | None, run_id: str | None, tool: str | None,
+    requester: str | None, own: Sequence[str] | None, foreign: Sequence[bytes],
+) -> Wanted:
+    """Return what the store needs to look at so that nothing is missed of what fits.
+
+    Args:
+        states: Those that a request must read as at ``now`` (epoch milliseconds); None: any.
+        own: The viewer's names: their requests are looked at wherever they wait. None: all requests are.
+        foreign: Desks (see `floods.desk_digest`) that are nothing to the viewer.
+    """
+    stored = None if states is None else {one for state in states for one in _STORED.get(state, (state,))}
+    return Wanted(
+        tenant=tenant, now=now, pending=states is None or "pending" in states,
+        open=None if stored is None else _last_types(stored - ENDED - {"pending"}),
+        overdue=states is None or "expired" in states,
+        ended=None if stored is None else _last_types(stored & ENDED),
+        run=None if run_id is None else fingerprint.run_digest(tenant, run_id),
+        tool=None if tool is None else floods.tool_digest(tenant, tool),
+        requester=None if requester is None else floods.user_digest(tenant, requester),
+        own=None if own is None else tuple(floods.user_digest(tenant, name) for name in own),
+        foreign=tuple(foreign),
+    )
+
+
+def _last_types(states: Collection[str]) -> tuple[str, ...]:
+    """Return the types of the last events of requests that are in one of these stored states."""
+    return tuple(sorted(kind for (_, kind), state in TRANSITIONS.items() if state in states))
+
+
+def read(desk: Desk, row: RequestRow, events: Sequence[EventRow], now: int) -> ApprovalRequest | Damaged:
+    """Return a listed request as it reads at ``now``, or how it does not verify."""
+    found = verified(desk, row, events, now)
+    return found if isinstance(found, Damaged) else to_request(found)
 
 
 def verified(desk: Desk, row: RequestRow, events: Sequence[EventRow], now: int) -> Record | Damaged:

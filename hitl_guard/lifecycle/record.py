@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -17,7 +17,7 @@ from ..models import ApprovalRequest, Decision, Requirement, ToolDefinition
 from ..rows import EventRow, RequestRow
 from ..signing import Signer
 from . import state as states
-from .rights import Parties
+from .rights import Parties, approvals
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class Record:
         state: As it reads now (overdue ones read as expired or in doubt).
         stored_state: As the events alone say.
         digest: Digest of the request row; every event carries it.
+        run_by: Until when a claimed call may run before it reads as in doubt, epoch milliseconds.
     """
 
     envelope: Envelope
@@ -80,6 +81,7 @@ class Record:
     execute_by: int | None
     claim_id: str | None
     digest: str
+    run_by: int | None = None
 
     @property
     def version(self) -> int:
@@ -100,6 +102,13 @@ class Record:
     def automatic(self) -> bool:
         """Whether the policy approved it by itself, and nobody else."""
         return {vote.automatic for vote in self.votes} == {True}
+
+    def at(self, now: int) -> Record:
+        """Return this record as it reads at another time of the database, in epoch milliseconds."""
+        return replace(self, state=states.at(
+            self.stored_state, now=now, decide_by=self.envelope.decide_by, execute_by=self.execute_by,
+            run_by=self.run_by,
+        ))
 
     def denial(self) -> Vote | None:
         """Return the vote that denied this request, if any."""
@@ -151,10 +160,9 @@ def verify(
             if not signing.is_time(run_by):
                 raise InvalidApprovalError("A claim's time is no time.", detail="malformed")
     stored = states.fold(event.type for event in events)
-    state = states.at(stored, now=now, decide_by=envelope.decide_by, execute_by=execute_by, run_by=run_by)
     return Record(
-        envelope, details, row, tuple(events), tuple(votes), state, stored, execute_by, claim_id, digest
-    )
+        envelope, details, row, tuple(events), tuple(votes), stored, stored, execute_by, claim_id, digest, run_by
+    ).at(now)
 
 
 def _read_details(details: bytes) -> Details:
@@ -236,4 +244,5 @@ def to_request(record: Record) -> ApprovalRequest:
         votes=tuple(to_decision(vote, record.state) for vote in record.votes), version=record.version,
         token=record.row.envelope.decode("ascii"), requesters=details.parties.requester,
         agent_names=details.parties.agent, definition=details.definition,
+        approvals=approvals(details.requirements, details.parties, record.votes),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..envelope import PASSKEY, Vote
 from ..errors import NotAuthorisedError, UnavailableError
@@ -59,10 +59,10 @@ def _visible(text: str) -> str:
 
 def parties(user: str | Principal, agent: str | Principal | None) -> Parties:
     """Return who asked: the user with every alias and the agent's owner on one side, the agent on the other."""
-    requester = list(user.names() if isinstance(user, Principal) else (user,))
+    requester = list(user.every_name() if isinstance(user, Principal) else (user,))
     own: tuple[str, ...] = ()
     if isinstance(agent, Principal):
-        own = (agent.id, *agent.aliases)
+        own = (agent.id, *agent.aliases, *agent.unverified_aliases)
         requester += [] if agent.owner is None else [agent.owner]
     elif agent is not None:
         own = (agent,)
@@ -111,6 +111,73 @@ def entitled(needs: Sequence[Requirement], who: Parties, vote: Vote) -> None:
         raise NotAuthorisedError("You may not decide this request; ask somebody whom the rule names.", detail=slug)
 
 
+def check_standing(needs: Sequence[Requirement], who: Parties, by: Principal, *, channel: str | None = None) -> None:
+    """Raise `NotAuthorisedError` unless the rules let a principal decide, whatever the request's state is.
+
+    Args:
+        channel: Whether it may from there too; None: from wherever the rules allow.
+    """
+    # A plain denial: the least that anybody does who may decide. It needs no passkey, an approval may.
+    vote = Vote(
+        tenant=by.tenant, request_id="", fingerprint="", policy_version="", approver=by.id, kind=by.kind,
+        names=tuple(sorted(folded(by.every_name()))), roles=by.roles, channel=channel or "", credential=None,
+        approve=False, automatic=False, reason=None, response=None, nonce="",
+    )
+    entitled(needs if channel is not None else [_anywhere(need) for need in needs], who, vote)
+
+
+@functools.lru_cache(maxsize=1024)
+def _anywhere(need: Requirement) -> Requirement:
+    return replace(need, channels=())
+
+
+def may_decide(needs: Sequence[Requirement], who: Parties, by: Principal, *, channel: str | None = None) -> bool:
+    """Whether `check_standing` passes."""
+    return passes(check_standing, needs, who, by, channel=channel)
+
+
+def operates(by: Principal, role: str) -> bool:
+    """Whether a principal is an operator: one with the operators' role, and no agent."""
+    return role in by.roles and by.kind != "agent"
+
+
+def check_revoker(needs: Sequence[Requirement], who: Parties, by: Principal, *, operator_role: str) -> None:
+    """Raise `NotAuthorisedError` unless a principal may withdraw a request: an operator, the requester's side, or
+    whoever may decide it.
+    """
+    if not operates(by, operator_role) and not folded(by.names()) & who.requester:
+        check_standing(needs, who, by)
+
+
+def check_resolver(who: Parties, by: Principal, *, operator_role: str) -> None:
+    """Raise `NotAuthorisedError` unless a principal may close a call in doubt: an operator who did not ask for it."""
+    if not operates(by, operator_role):
+        raise NotAuthorisedError(f"Resolving needs the role '{operator_role}'.", detail="role")
+    if folded(by.every_name()) & (who.requester | who.agent):
+        raise NotAuthorisedError("The requester cannot resolve the own call.", detail="self-approval")
+
+
+def passes(check: Callable[..., None], *given: Any, **named: Any) -> bool:
+    """Whether one of the checks here raises nothing."""
+    try:
+        check(*given, **named)
+    except NotAuthorisedError:
+        return False
+    return True
+
+
+def may_see(
+    needs: Sequence[Requirement], who: Parties, by: Principal, *, user: str, voters: Iterable[str], operator: bool
+) -> bool:
+    """Whether a principal of the request's tenant sees it: an operator, the requester, who voted, who may decide.
+
+    Args:
+        user: The requester's id. voters: The ids of the people who decided. operator: Whether ``by`` is one.
+    """
+    # Exactly: names are folded where they exclude somebody, and never where they let somebody in.
+    return operator or user in by.names() or by.id in set(voters) or may_decide(needs, who, by)
+
+
 def met(needs: Sequence[Requirement], who: Parties, votes: Sequence[Vote]) -> bool:
     """Whether every requirement has its quorum of distinct people. No requirement at all is not met."""
     return bool(needs) and all(_people(need, who, votes) >= need.quorum for need in needs)
@@ -125,9 +192,14 @@ def _people(need: Requirement, who: Parties, votes: Sequence[Vote]) -> int:
     return len(counted)
 
 
-def missing(needs: Sequence[Requirement], who: Parties, votes: Sequence[Vote]) -> tuple[int, ...]:
-    """Return for each requirement how many more people must approve."""
-    return tuple(max(0, need.quorum - _people(need, who, votes)) for need in needs)
+def approvals(needs: Sequence[Requirement], who: Parties, votes: Sequence[Vote]) -> tuple[int, ...]:
+    """Return for each requirement how many people's approvals count for it so far."""
+    return tuple(_people(need, who, votes) for need in needs)
+
+
+def missing(needs: Sequence[Requirement], given: Sequence[int]) -> tuple[int, ...]:
+    """Return for each requirement how many more people must approve, after these `approvals`."""
+    return tuple(max(0, need.quorum - count) for need, count in zip(needs, given, strict=True))
 
 
 def check_decisions(

@@ -28,11 +28,15 @@ class Settings:
         execute_within: How long an approval counts after the decision that completed it.
         run_within: How long a claimed call may run before it reads as in doubt.
         skew: How far in the future a request may have been issued, by the database's clock.
-        operator_role: The role that may pause, resume and resolve.
+        operator_role: The role that may pause, resume and resolve in its own tenant.
+        global_operator_role: The role that may pause and resume in all tenants at once; another one, so that an
+            operator of one tenant does not stop the others.
         big_integers: Whether arguments may hold integers beyond 2^53 - 1 (kept exactly).
         limits: Sizes of one call's arguments.
-        max_open_per_run, max_open_per_requester, max_open_per_approver: How many requests may wait for people at once,
-            of one run, of one requester (the user), and for one group of approvers (those that the rules name).
+        max_open_per_run, max_open_per_requester, max_open_per_approver: How many requests may wait for people at once:
+            of one requester (the user) in one run; of one requester; and for one group of approvers. A group is one
+            exact set of entries that rules name: for ``[lead]`` and for ``[lead, user:bob]`` it is counted apart, so
+            that a person whom several groups hold may have so many of each.
         rp_id: The domain that approvers' passkeys belong to (WebAuthn's relying party id), or None: no passkeys.
         rp_name: What the browser calls it; the domain when left out.
         rp_origins: Where the approval page is, e.g. ``("https://approvals.example.org",)``: https, that domain or one
@@ -47,6 +51,7 @@ class Settings:
     run_within: int = 900_000
     skew: int = 60_000
     operator_role: str = "operator"
+    global_operator_role: str = "global-operator"
     big_integers: bool = True
     limits: canonical.Limits = canonical.DEFAULT_LIMITS
     max_open_per_run: int = 100
@@ -66,6 +71,7 @@ class Settings:
             if type(value) is not int or not 1 <= value <= MAX_OPEN:
                 raise ConfigurationError(f"'{name}' is a number from 1 to {MAX_OPEN}.")
         check_text("operator_role", self.operator_role)
+        check_text("global_operator_role", self.global_operator_role)
         if type(self.big_integers) is not bool or not isinstance(self.limits, canonical.Limits):
             raise ConfigurationError("'big_integers' is True or False, 'limits' a canonical.Limits.")
         self._check_relying_party()

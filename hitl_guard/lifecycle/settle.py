@@ -11,14 +11,13 @@ from ..errors import (
     ConsumedError,
     InDoubtError,
     InvalidApprovalError,
-    NotAuthorisedError,
 )
 from ..models import Permit, Principal, check_reason
 from ..rows import Draft
 from ..store.base import Append, Step
 from .desk import ROUNDS, Desk, busy
 from .record import Record
-from .rights import folded
+from .rights import check_resolver
 
 Outcome = Literal["succeeded", "failed", "in_doubt", "suspended"]
 Resolution = Literal["succeeded", "failed", "abandoned"]
@@ -105,12 +104,7 @@ def resolve(
 
 
 def _may_resolve(desk: Desk, by: Principal, record: Record, force: bool) -> None:
-    if desk.settings.operator_role not in by.roles or by.kind == "agent":
-        raise NotAuthorisedError(
-            f"Resolving needs the role '{desk.settings.operator_role}'.", detail="role"
-        )
-    if folded(by.names()) & (record.details.parties.requester | record.details.parties.agent):
-        raise NotAuthorisedError("The requester cannot resolve the own call.", detail="self-approval")
+    check_resolver(record.details.parties, by, operator_role=desk.settings.operator_role)
     if record.state == "executing" and not force:
         raise InDoubtError("The worker may still be running; wait, or force it with a reason.", detail="running")
     if record.state not in ("executing", "in_doubt"):

@@ -28,8 +28,9 @@ from ..rows import (
 
 __all__ = [
     "CONTROL_PREFIX", "AddRequest", "AddSegment", "Append", "ControlRow", "CredentialRow", "CredentialStep", "Draft",
-    "DropCredential", "DropRun", "DropThread", "EventRow", "Link", "Loaded", "PutCredential", "PutRun", "RequestRow",
-    "RunNode", "RunRow", "RunStep", "Seal", "Segment", "SetControl", "Step", "Store", "Written", "control_record",
+    "DropCredential", "DropRun", "DropThread", "EventRow", "Found", "Link", "Loaded", "Place", "PutCredential",
+    "PutRun", "RequestRow", "RunNode", "RunRow", "RunStep", "Seal", "Segment", "SetControl", "Step", "Store", "Wanted",
+    "Written", "control_record",
 ]
 
 
@@ -43,6 +44,7 @@ class AddRequest:
         requester: 32-byte digest of who asks, to count by; None: not counted.
         desk: 32-byte digest of the approvers that it names, to count by; empty: no person is asked; None: not counted.
         added_at: Epoch milliseconds of the asking, to find new requests by; None: not found that way.
+        tool: 32-byte digest of the tool, to narrow lists by; None: looked at by every list.
     """
 
     row: RequestRow
@@ -51,6 +53,7 @@ class AddRequest:
     requester: bytes | None = None
     desk: bytes | None = None
     added_at: int | None = None
+    tool: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class Append:
             (epoch milliseconds); None for no limit.
         control: ``(tenant, version)``: the control row must still have this version, locked so that a concurrent
             change waits or is waited for; None for no demand.
+        everywhere: Likewise the version of the control row that reaches every tenant (`rows.EVERYWHERE`).
         unlist: Whether the request leaves the list of open requests, for that of ended ones.
     """
 
@@ -73,6 +77,7 @@ class Append:
     previous_mac: bytes | None = None
     before: int | None = None
     control: tuple[str, int] | None = None
+    everywhere: int | None = None
     unlist: bool = False
 
 
@@ -169,6 +174,7 @@ class Loaded:
         control: The tenant's control row, or None.
         control_overtaken: Whether an event of a later control version exists (an old row was put back, or the row
             is missing although its events exist).
+        everywhere, everywhere_overtaken: The same of the control row that reaches every tenant.
         request: The request asked for (the latest generation when looked up by identity), or None.
         events: Its events by version.
         spent: Whether the spend key asked about is present.
@@ -177,9 +183,59 @@ class Loaded:
     now: int
     control: ControlRow | None
     control_overtaken: bool
+    everywhere: ControlRow | None
+    everywhere_overtaken: bool
     request: RequestRow | None
     events: tuple[EventRow, ...]
     spent: bool
+
+
+Place = tuple[int, int, str]
+"""Where a list goes on: behind this ``(part, listed_until, request id)``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which listed requests to look at. All of it goes by columns that nobody verified, so it only narrows.
+
+    A list has three parts. What is pending: no event but votes, and time left. What else is open, by the type of its
+    last event (``""``: none). What ended and a person was asked about, by that type too.
+
+    Attributes:
+        now: Epoch milliseconds, against which pending requests have time left.
+        pending: Whether that part is wanted.
+        open, ended: Types of the last event; empty: none of that part; None: all of it.
+        overdue: Whether, beside ``open``, those are wanted that nobody decided in time.
+        run, tool, requester: 32-byte digests, or None for any.
+        own: Requesters (digests) whose requests the viewer sees; None: the viewer sees everything.
+        foreign: Desks (digests) that the viewer is known not to sit at. What is at another desk, or at none that is
+            known, is looked at; so is what is older than these columns.
+    """
+
+    tenant: str
+    now: int
+    pending: bool = True
+    open: tuple[str, ...] | None = None
+    overdue: bool = True
+    ended: tuple[str, ...] | None = None
+    run: bytes | None = None
+    tool: bytes | None = None
+    requester: bytes | None = None
+    own: tuple[bytes, ...] | None = None
+    foreign: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look at the list found.
+
+    Attributes:
+        rows: ``(place, row, events)`` in the list's order.
+        more: Where the list goes on behind all of them; None at its end.
+    """
+
+    rows: tuple[tuple[Place, RequestRow, tuple[EventRow, ...]], ...]
+    more: Place | None
 
 
 class Store(Protocol):
@@ -233,14 +289,25 @@ class Store(Protocol):
         person was asked about.
         """
 
+    def look(self, wanted: Wanted, *, limit: int, after: Place | None = None) -> Found:
+        """Return up to ``limit`` requests of a list, in a constant number of queries whatever is in the database.
+
+        Pending ones come first, the most urgent before the others; then what else is open, likewise; then what ended,
+        the newest first. Only so many lines that are not wanted are passed over, and only so many bytes are read: fewer
+        than ``limit`` may come although there are more behind them.
+        """
+
+    def desk_samples(self, tenant: str, *, known: Sequence[bytes], limit: int) -> list[RequestRow]:
+        """Return an open request of each of up to ``limit`` desks that have some, but for the ``known`` ones."""
+
     def count_open(
         self, *, run: bytes, requester: bytes, desk: bytes, now: int, limits: tuple[int, int, int]
     ) -> tuple[int, int, int]:
-        """Return how many listed requests people have before them, of a run, of a requester and of a desk.
+        """Return how many listed requests people have before them, of a requester's run, of a requester and of a desk.
 
         Args:
             now: Epoch milliseconds; a request whose decide-by is over does not count.
-            limits: Where each count stops.
+            limits: Where each count stops; a run's is made among as many of the requester's as theirs.
         """
 
     @property

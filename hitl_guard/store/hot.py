@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..rows import CONTROL_PREFIX, CREDENTIAL_PREFIX, ControlRow, EventRow
+from ..rows import CONTROL_PREFIX, CREDENTIAL_PREFIX, EVERYWHERE, ControlRow, EventRow
 from . import schema
 from .base import AddRequest, Append, Loaded
-from .values import event_row, number, pack, raw, request_row, tenant_digest, text
+from .values import event_row, number, pack, raw, request_row, text
 
 EVENTS = schema.events.name
 REQUESTS = schema.requests.name
@@ -58,7 +58,7 @@ class Shape:
     Attributes:
         follows: ``"event"`` (the request's previous event), ``"request"`` (the request row) or ``""`` (nothing).
         before: Whether the clock has a limit.
-        control: Whether the control row must still have its version.
+        control, everywhere: Whether the control row, and the one of all tenants, must still have their versions.
         chained: Whether the writer's chain has a previous event.
     """
 
@@ -66,6 +66,7 @@ class Shape:
     before: bool
     control: bool
     chained: bool
+    everywhere: bool = False
 
 
 def shape_of(step: Append, *, seq: int) -> Shape:
@@ -78,7 +79,7 @@ def shape_of(step: Append, *, seq: int) -> Shape:
     else:
         # Above version 1 without a MAC: no event has the MAC NULL, so it is never written (see `Steps.run`).
         follows = "request" if draft.version == 1 else "event"
-    return Shape(follows, step.before is not None, step.control is not None, seq > 0)
+    return Shape(follows, step.before is not None, step.control is not None, seq > 0, step.everywhere is not None)
 
 
 def append(words: Words, shape: Shape) -> str:
@@ -86,10 +87,10 @@ def append(words: Words, shape: Shape) -> str:
     demands = ["1 = 1"]
     if shape.before:
         demands.append(f"{words.clock} < :before")
-    if shape.control:
+    for which in ("control",) * shape.control + ("everywhere",) * shape.everywhere:
         demands.append(
-            f"EXISTS (SELECT 1 FROM {CONTROL} c WHERE c.tenant_digest = :control_tenant "
-            f"AND c.version = :control_version{words.share})"
+            f"EXISTS (SELECT 1 FROM {CONTROL} c WHERE c.tenant_digest = :{which}_tenant "
+            f"AND c.version = :{which}_version{words.share})"
         )
     if shape.follows == "event":
         demands.append(
@@ -139,13 +140,16 @@ def append_parameters(step: Append, row: EventRow) -> dict[str, Any]:
     if step.before is not None:
         parameters["before"] = step.before
     if step.control is not None:
-        parameters["control_tenant"] = tenant_digest(step.control[0])
+        parameters["control_tenant"] = _tenant_keys(step.control[0])[0]
         parameters["control_version"] = step.control[1]
+    if step.everywhere is not None:
+        parameters["everywhere_tenant"] = _tenant_keys(EVERYWHERE)[0]
+        parameters["everywhere_version"] = step.everywhere
     return parameters
 
 
-_OPEN_NAMES = "listed_until, request_id, tenant, run, requester, desk, added_at"
-_OPEN_VALUES = ":tenant_digest, :run, :requester, :desk, :added_at"
+_OPEN_NAMES = "listed_until, request_id, tenant, run, requester, desk, added_at, tool"
+_OPEN_VALUES = ":tenant_digest, :run, :requester, :desk, :added_at, :tool"
 
 
 def add_request(words: Words) -> str:
@@ -182,22 +186,32 @@ def request_parameters(step: AddRequest) -> dict[str, Any]:
         "requester": step.requester,
         "desk": step.desk,
         "added_at": step.added_at,
+        "tool": step.tool,
         "listed_until": step.listed_until,
     }
 
 
-def _counted(which: str, more: str = "") -> str:
-    # The first comparison is what the partial indexes say of themselves, word for word.
+def _open_of(which: str, column: str) -> str:
+    # The first comparison of times is what the partial indexes say of themselves, word for word.
     return (
-        f"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {OPEN} WHERE {which} = :{which} AND listed_until > 0 "
-        f"AND listed_until > :now{more} LIMIT :{which}_limit) {which}_rows)"
+        f"SELECT {column} FROM {OPEN} WHERE {which} = :{which} AND listed_until > 0 AND listed_until > :now "
+        f"LIMIT :{which}_limit"
     )
 
 
-COUNT_OPEN = (
-    f"SELECT {_counted('run', ' AND (desk IS NULL OR LENGTH(desk) > 0)')}, {_counted('requester')}, {_counted('desk')}"
+def _counted(which: str) -> str:
+    return f"(SELECT COUNT(*) FROM ({_open_of(which, '1 AS one')}) {which}_rows)"
+
+
+_COUNTED_OF_RUN = (
+    f"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM ({_open_of('requester', 'run')}) own_rows WHERE run = :run "
+    f"LIMIT :run_limit) run_rows)"
 )
-"""How many open requests people have before them of a run, of a requester, of a desk; each counted up to a limit."""
+# Among the requester's own: anybody may name anybody's run, and must neither fill it nor make the count slow.
+
+COUNT_OPEN = f"SELECT {_COUNTED_OF_RUN}, {_counted('requester')}, {_counted('desk')}"
+"""How many open requests people have before them: of a requester in a run, of the requester, of a desk. Each is counted
+up to its limit. What no person was asked about has no requester."""
 
 
 def add_chain(words: Words) -> str:
@@ -235,9 +249,10 @@ ENVELOPE = f"SELECT envelope FROM {REQUESTS} WHERE id = :id"
 CONTROL_BODY = f"SELECT body FROM {CONTROL} WHERE tenant_digest = :tenant_digest"
 
 
-_OVERTAKEN = (
-    f"CASE WHEN EXISTS (SELECT 1 FROM {EVENTS} o WHERE o.request_id = :control_record "
-    "AND o.version > COALESCE(c.version, 0)) THEN 1 ELSE 0 END"
+_OVERTAKEN, _EVERYWHERE_OVERTAKEN = (
+    f"CASE WHEN EXISTS (SELECT 1 FROM {EVENTS} o WHERE o.request_id = :{record} "
+    f"AND o.version > COALESCE({row}.version, 0)) THEN 1 ELSE 0 END"
+    for record, row in (("control_record", "c"), ("everywhere_record", "w"))
 )
 _IS_SPENT = f"CASE WHEN EXISTS (SELECT 1 FROM {EVENTS} s WHERE s.spend_key = :spend_key) THEN 1 ELSE 0 END"
 _ASKED = f"CASE WHEN EXISTS (SELECT 1 FROM {REQUESTS} r WHERE r.identity = :identity) THEN 1 ELSE 0 END"
@@ -258,8 +273,16 @@ _FACTS = (
     ("r.arguments", "e.previous"),
     ("r.details", "e.key_id"),
     ("c.tenant_digest", "e.mac"),
+    ("w.version", "NULL"),
+    (_EVERYWHERE_OVERTAKEN, "NULL"),
+    ("w.body", "NULL"),
 )
+_EVENT = len(EVENT_COLUMNS) + 1
 _SPENT = 4
+_CONTROLS = (
+    f"LEFT JOIN {CONTROL} c ON c.tenant_digest = :tenant_digest "
+    f"LEFT JOIN {CONTROL} w ON w.tenant_digest = :everywhere_digest"
+)
 
 
 def load(words: Words, *, by: str) -> str:
@@ -277,8 +300,7 @@ def load(words: Words, *, by: str) -> str:
     which = {"id": "r.id = :id AND r.tenant = :tenant", "identity": f"r.id = ({latest})", "": "1 = 0"}[by]
     facts = ", ".join(fact for fact, _ in _FACTS).format(clock=words.clock)
     statement = (
-        f"SELECT {facts} FROM (SELECT 1 AS one) d LEFT JOIN {CONTROL} c ON c.tenant_digest = :tenant_digest "
-        f"LEFT JOIN {REQUESTS} r ON {which}"
+        f"SELECT {facts} FROM (SELECT 1 AS one) d {_CONTROLS} LEFT JOIN {REQUESTS} r ON {which}"
     )
     if by:
         events = ", ".join(event for _, event in _FACTS)
@@ -290,17 +312,19 @@ def load(words: Words, *, by: str) -> str:
 def load_new(words: Words) -> str:
     """Return `Store.load_new` as one statement: one row, whose first column says whether a request exists."""
     return (
-        f"SELECT {_ASKED}, {words.clock}, {_OVERTAKEN}, {_IS_SPENT}, c.version, c.tenant, c.body "
-        f"FROM (SELECT 1 AS one) d LEFT JOIN {CONTROL} c ON c.tenant_digest = :tenant_digest"
+        f"SELECT {_ASKED}, {words.clock}, {_OVERTAKEN}, {_IS_SPENT}, c.version, c.tenant, c.body, "
+        f"w.version, {_EVERYWHERE_OVERTAKEN}, w.body FROM (SELECT 1 AS one) d {_CONTROLS}"
     )
 
 
 def loaded_new(rows: Sequence[Sequence[Any]]) -> Loaded | None:
     """Return what `load_new` found: None for a call that has a request."""
-    asked, now, overtaken, spent, version, tenant, body = rows[0]
+    asked, now, overtaken, spent, version, tenant, body, *everywhere = rows[0]
     if asked:
         return None
-    return Loaded(number(now), _control(version, tenant, body), bool(overtaken), None, (), bool(spent))
+    return Loaded(
+        number(now), _control(version, tenant, body), bool(overtaken), *_everywhere(*everywhere), None, (), bool(spent)
+    )
 
 
 def load_parameters(
@@ -308,7 +332,11 @@ def load_parameters(
 ) -> dict[str, Any]:
     """Return the parameters of `load`."""
     digest, control_record = _tenant_keys(tenant)
-    parameters: dict[str, Any] = {"tenant_digest": digest, "control_record": control_record, "spend_key": spend_key}
+    everywhere_digest, everywhere_record = _tenant_keys(EVERYWHERE)
+    parameters: dict[str, Any] = {
+        "tenant_digest": digest, "control_record": control_record, "everywhere_digest": everywhere_digest,
+        "everywhere_record": everywhere_record, "spend_key": spend_key,
+    }
     if request_id is not None:
         parameters["id"] = pack(request_id)
         parameters["tenant"] = pack(tenant)
@@ -330,20 +358,23 @@ def loaded(rows: Sequence[Sequence[Any]]) -> Loaded:
     events: list[EventRow] = []
     for row in rows:
         if row[_SPENT] == -1:
-            at, version, seq, epoch, _, kind, tenant, body, request_id, spend_key, chain, previous, key_id, mac = row
+            at, version, seq, epoch, _, kind, tenant, body, request_id, spend_key, chain, previous, key_id, mac = (
+                row[:_EVENT]
+            )
             events.append(event_row(
                 (kind, tenant, at, body, request_id, version, spend_key, chain, seq, previous, epoch, key_id, mac)
             ))
         else:
             facts = row
     now, version, generation, overtaken, spent, tenant, body, *request = facts
-    id_, owner, identity, envelope, arguments, details, _ = request
+    id_, owner, identity, envelope, arguments, details, _, *everywhere = request
     if len(events) > 1:
         events.sort(key=_version)
     return Loaded(
         number(now),
         _control(version, tenant, body),
         bool(overtaken),
+        *_everywhere(*everywhere),
         None if id_ is None else request_row((id_, owner, identity, generation, envelope, arguments, details)),
         # Events of a request that is not the tenant's are none of the caller's business.
         () if id_ is None else tuple(events),
@@ -353,6 +384,10 @@ def loaded(rows: Sequence[Sequence[Any]]) -> Loaded:
 
 def _control(version: Any, tenant: Any, body: Any) -> ControlRow | None:
     return None if version is None else ControlRow(text(tenant), number(version), raw(body))
+
+
+def _everywhere(version: Any, overtaken: Any, body: Any) -> tuple[ControlRow | None, bool]:
+    return _control(version, EVERYWHERE.encode(), body), bool(overtaken)
 
 
 def _version(event: EventRow) -> int:

@@ -29,7 +29,7 @@ from ..errors import ConfigurationError
 PREFIX = "hitl_guard_"
 """Put before every table's name: the database may be shared with the application."""
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every migration, in order. This version of the code needs the last one, exactly."""
 
 VERSION_TABLE = PREFIX + "version"
@@ -104,16 +104,19 @@ open_requests = Table(
     Column("requester", _key(32)),
     Column("desk", _key(32)),
     Column("added_at", BigInteger),
+    Column("tool", _key(32)),
     PrimaryKeyConstraint("listed_until", "request_id", name=PREFIX + "open_requests_pk"),
     sqlite_with_rowid=False,
     **_INNODB,
 )
-"""A cache for lists, in their order, and for counting; never evidence. ``tenant`` to ``desk`` are 32-byte digests.
+"""A cache for lists, in their order, and for counting; never evidence. ``tenant`` to ``desk`` and ``tool`` are 32-byte
+digests.
 
 ``listed_until`` is the request's decide-by while it is open, and below zero once it ended (see `ENDED_UNSEEN`), so that
 one order serves both lists: the most urgent first, the newest first. ``desk`` stands for the approvers that the request
 names: who has it on the desk; empty where the policy approved it by itself. ``added_at`` is the time of asking, epoch
-milliseconds. Rows that are older than the last three columns have none of them.
+milliseconds. Rows that are older than the last four columns have none of them, and those that are older than ``tool``
+have a ``desk`` that does not tell whether one of several rules lets anybody decide: only ``tool`` says that it does.
 """
 
 ENDED_UNSEEN = -(2**52)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Select, select, text
 from ..errors import ConfigurationError
 from ..rows import ControlRow, CredentialRow, EventRow, RequestRow, RunNode, RunRow, Seal, Segment
 from . import credentials, hot, lists, runs, schema, values
-from .base import Loaded, Step, Written
+from .base import Found, Loaded, Place, Step, Wanted, Written
 from .connections import Connections
 from .dialects import dialect_for
 from .writer import Writer
@@ -119,10 +119,33 @@ class SQLStore:
         """Return ``(time of the end, row, events)`` in two queries, the newest first (see `Store.ended_requests`)."""
         return [(-place, row, events) for place, row, events in self._listed(lists.ended(tenant, run, limit, after))]
 
+    def look(self, wanted: Wanted, *, limit: int, after: Place | None = None) -> Found:
+        """Return up to ``limit`` requests of a list for one viewer, in three queries (see `Store.look`)."""
+        lines = lists.looked_at(wanted, limit, after)
+
+        def work(connection: Connection) -> Found:
+            places, more = lists.in_order([] if lines is None else connection.execute(lines), limit)
+            ids = [values.pack(id_) for _, _, id_ in places]
+            query = select(*lists.REQUESTS).where(schema.requests.c.id.in_(ids))
+            rows = {row.id: row for row in map(values.request_row, connection.execute(query))}
+            events = _events_of(connection, ids)
+            return Found(
+                tuple((one, rows[one[2]], tuple(events[one[2]])) for one in places if one[2] in rows), more
+            )
+
+        return self._connections.query(work)
+
+    def desk_samples(self, tenant: str, *, known: Sequence[bytes], limit: int) -> list[RequestRow]:
+        """Return an open request of each of up to ``limit`` desks that have some, but for the ``known`` ones."""
+        query = lists.samples(tenant, known, limit)
+        return self._connections.query(
+            lambda connection: [values.request_row(row) for row in connection.execute(query)]
+        )
+
     def count_open(
         self, *, run: bytes, requester: bytes, desk: bytes, now: int, limits: tuple[int, int, int]
     ) -> tuple[int, int, int]:
-        """Return how many listed requests people have before them, of a run, a requester, a desk (see the contract)."""
+        """Return how many listed requests people have before them, each up to its limit (see the contract)."""
         parameters = {
             "run": run, "requester": requester, "desk": desk, "now": now,
             "run_limit": limits[0], "requester_limit": limits[1], "desk_limit": limits[2],

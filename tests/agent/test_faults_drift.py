@@ -114,7 +114,7 @@ async def test_f12_limits_settings_and_context_are_those_of_the_start(make_stage
 
 @pytest.mark.parametrize("what", [{}, {"tool": "delete"}, {"agent": "shop"}], ids=["everything", "tool", "agent"])
 async def test_f12_a_pause_stops_an_approved_call_and_it_runs_when_that_is_over(
-    make_stage: MakeStage, what: dict[str, str]
+    make_stage: MakeStage, what: dict[str, Any]
 ) -> None:
     stage = make_stage()
     agent = one(stage)
@@ -240,7 +240,7 @@ async def test_f12_a_request_that_a_revoked_key_signed_is_asked_for_anew(make_st
     with elsewhere(stage, keyring=ring) as there:
         agent = two(there)
         stopped = await code_of(agent.continue_stream("r", user="ana").result())
-        there.guard.resume(by=OPERATOR)
+        there.world.confirm()
         asked = approvals(await read(agent.continue_stream("r", user="ana")))
         before = list(stage.ran)
         done = await agent.approve_tool_call("r", approver=BOB)

@@ -25,7 +25,8 @@ def shown(site: Site, *options: str) -> dict[str, Any]:
 def test_a_tenant_without_a_control_row_has_nothing_paused(site: Site) -> None:
     now = shown(site).pop("now")
     assert shown(site) | {"now": now} == {
-        "mutes": [], "now": now, "pauses": [], "policy": None, "restored": False, "tenant": "default", "version": 0,
+        "everywhere": [], "everywhere_restored": False, "mutes": [], "now": now, "pauses": [], "policy": None,
+        "restored": False, "tenant": "default", "version": 0,
     }
     assert site.run("control", "show", HITL_GUARD_POLICY=None).stdout == (
         "No pause is set.\nControl row version 0; policy in force: as each host has it\n"

@@ -15,7 +15,7 @@ from sqlalchemy import event as listening
 
 from hitl_guard.audit import anchored_heads
 from hitl_guard.errors import ConfigurationError, StoreUnavailableError
-from hitl_guard.rows import ControlRow, Draft, EventRow, Link, control_record
+from hitl_guard.rows import EVERYWHERE, ControlRow, Draft, EventRow, Link, control_record
 from hitl_guard.store import anchors, hot
 from hitl_guard.store.base import AddRequest, Append, SetControl, Step
 from hitl_guard.store.sql import SQLStore
@@ -256,17 +256,39 @@ class TestAppending:
         assert store.write([claim(row, first, control=("other", 2))], seal) is None
         assert store.write([claim(row, first, control=("tenant", 2))], seal) is not None
 
+    def test_nothing_is_written_under_another_version_of_the_row_of_all_tenants(self, store: SQLStore) -> None:
+        row, first = approved(store)
+        set_control(store, 1)
+        assert store.write([claim(row, first, control=("tenant", 1), everywhere=1)], seal) is None
+        set_control(store, 1, EVERYWHERE)
+        set_control(store, 2, EVERYWHERE)
+
+        assert store.write([claim(row, first, control=("tenant", 1), everywhere=1)], seal) is None
+        assert store.write([claim(row, first, control=("tenant", 2), everywhere=2)], seal) is None
+        found = store.load("tenant")
+        assert found.everywhere == ControlRow(EVERYWHERE, 2, b"signed")
+        assert (found.control, found.control_overtaken) == (ControlRow("tenant", 1, b"signed"), False)
+        assert store.write([claim(row, first, control=("tenant", 1), everywhere=2)], seal) is not None
+
+    def test_a_row_of_all_tenants_that_is_older_than_its_events_is_told(self, store: SQLStore) -> None:
+        store.write(control(1, EVERYWHERE)[1:], seal)
+
+        for found in (store.load("tenant"), store.load_new("tenant", identity=b"i" * 32, spend_key=None)):
+            assert found is not None
+            assert (found.everywhere, found.everywhere_overtaken, found.control_overtaken) == (None, True, False)
+
     @pytest.mark.parametrize(
         ("follows", "before", "controlled", "unlist"),
-        list(itertools.product(["", "request", "event"], [False, True], [False, True], [False, True])),
+        list(itertools.product(["", "request", "event"], [False, True], [0, 1, 2], [False, True])),
     )
     def test_every_shape_of_a_step_is_written_alone_and_among_others(
-        self, store: SQLStore, follows: str, before: bool, controlled: bool, unlist: bool
+        self, store: SQLStore, follows: str, before: bool, controlled: int, unlist: bool
     ) -> None:
         set_control(store, 1)
+        set_control(store, 1, EVERYWHERE)
         demands: dict[str, Any] = {
             "before": store.now() + HOUR if before else None,
-            "control": ("tenant", 1) if controlled else None,
+            "control": ("tenant", 1) if controlled else None, "everywhere": 1 if controlled == 2 else None,
             "unlist": unlist and follows != "",
         }
 

@@ -6,11 +6,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from sqlalchemy import Connection, make_url, text
+from sqlalchemy import Connection, make_url, text, update
 
-from hitl_guard.rows import ControlRow, Draft, EventRow, Link, RequestRow
+from hitl_guard.rows import EVERYWHERE, ControlRow, Draft, EventRow, Link, RequestRow
+from hitl_guard.store import schema
 from hitl_guard.store.base import AddRequest, Append, SetControl, Step, Written
 from hitl_guard.store.sql import SQLStore
 from tests.contract.build import (
@@ -119,17 +121,27 @@ class TestTheClock:
         assert len(events_of(store, row)) == 2
 
 
+def _both_rows(store: SQLStore) -> dict[str, Any]:
+    """Store a tenant's control row and that of all tenants; return the demands of a claim that read them."""
+    set_control(store, 1)
+    set_control(store, 1, EVERYWHERE)
+    return {"control": ("tenant", 1), "everywhere": 1}
+
+
+@pytest.mark.parametrize("whose", ["tenant", EVERYWHERE], ids=["of the tenant", "of all tenants"])
 class TestPauses:
+    """A claim against a change of either control row that it was checked against."""
+
     @pytest.mark.parametrize("committed", [False, True])
     def test_a_claim_waits_for_a_pause_under_way(
-        self, database: Database, store: SQLStore, threads: ThreadPoolExecutor, committed: bool
+        self, database: Database, store: SQLStore, threads: ThreadPoolExecutor, committed: bool, whose: str
     ) -> None:
-        set_control(store, 1)
+        demands = _both_rows(store)
         row, first = approved(store)
         with database.connect() as pause:
             pause.begin()
-            pause.exec_driver_sql("UPDATE hitl_guard_control SET version = 2")
-            waiting = threads.submit(store.write, [claim(row, first, control=("tenant", 1))], seal)
+            pause.execute(update(schema.control).where(schema.control.c.tenant == whose.encode()).values(version=2))
+            waiting = threads.submit(store.write, [claim(row, first, **demands)], seal)
             wait_until_blocked(database, waiting)
             if committed:
                 pause.commit()
@@ -142,11 +154,11 @@ class TestPauses:
     @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])  # SQLite has one writer at a time anyway
     def test_a_pause_waits_for_a_claim_under_way(
         self, kind: str, make_database: Callable[..., Database], open_store: Callable[..., SQLStore],
-        threads: ThreadPoolExecutor,
+        threads: ThreadPoolExecutor, whose: str,
     ) -> None:
         database = make_database(kind)
         store = open_store(database)
-        set_control(store, 1)
+        demands = _both_rows(store)
         row, first = approved(store)
         claiming, paused = threading.Event(), threading.Event()
 
@@ -156,10 +168,10 @@ class TestPauses:
                 assert paused.wait(60)
             return seal(draft, link)
 
-        steps = [claim(row, first, control=("tenant", 1)), Append(Draft("call:refused", "tenant", 5, b"{}"))]
+        steps = [claim(row, first, **demands), Append(Draft("call:refused", "tenant", 5, b"{}"))]
         claimed = threads.submit(store.write, steps, between)
         assert claiming.wait(60)
-        pausing = threads.submit(set_control, store, 2)
+        pausing = threads.submit(set_control, store, 2, whose)
         wait_until_blocked(database, pausing)
         assert not pausing.done()
         paused.set()
@@ -170,25 +182,27 @@ class TestPauses:
     @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])  # SQLite has one writer at a time anyway
     def test_no_claim_overtakes_a_pause_that_waits(
         self, kind: str, make_database: Callable[..., Database], open_store: Callable[..., SQLStore],
-        threads: ThreadPoolExecutor,
+        threads: ThreadPoolExecutor, whose: str,
     ) -> None:
         database = make_database(kind)
         store = open_store(database)
-        set_control(store, 1)
+        demands = _both_rows(store)
         row, first = approved(store)
         share = "FOR SHARE" if kind == "postgresql" else "LOCK IN SHARE MODE"
         with database.connect() as earlier_claim:
             earlier_claim.begin()
             earlier_claim.exec_driver_sql(f"SELECT version FROM hitl_guard_control {share}")
-            pausing = threads.submit(set_control, store, 2)
+            pausing = threads.submit(set_control, store, 2, whose)
             wait_until_blocked(database, pausing)
-            claiming = threads.submit(store.write, [claim(row, first, control=("tenant", 1))], seal)
+            claiming = threads.submit(store.write, [claim(row, first, **demands)], seal)
             wait_until_blocked(database, claiming, sessions=2)
             earlier_claim.commit()
 
         assert pausing.result(timeout=60) is not None
         assert claiming.result(timeout=60) is None
 
+
+class TestManyPauses:
     def test_a_pause_gets_through_a_crowd_of_claims_and_stops_them(
         self, store: SQLStore, threads: ThreadPoolExecutor
     ) -> None:

@@ -15,7 +15,7 @@ from hitl_guard.lifecycle.feed import Change, Feed
 from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.store import anchors
 from hitl_guard.store.sql import SQLStore
-from tests.support import BOB, OPERATOR, World, until
+from tests.support import BOB, GLOBAL, OPERATOR, World, until
 
 HOUR = 3_600_000
 
@@ -25,8 +25,9 @@ def told(changes: Sequence[Change]) -> list[tuple[str | None, int, str]]:
 
 
 def feed_of(world: World) -> Feed:
-    """Return a feed that starts now; the tenant has its control row already."""
+    """Return a feed that starts now; the tenant has its control row already, and all tenants have theirs."""
     world.guard.pause(by=OPERATOR, tool="nothing")
+    world.guard.pause(by=GLOBAL, everywhere=True, tool="nothing")
     return Feed(world.guard._desk)
 
 

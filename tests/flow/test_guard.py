@@ -848,7 +848,7 @@ def test_what_is_no_request_of_this_tenant_is_unknown(world: World, name: Any) -
     ("what", "detail"), [({"tool": "refund"}, "tool"), ({"agent": "bot"}, "agent"), ({}, "all")], ids=str
 )
 def test_a_pause_stops_what_it_names_until_it_is_taken_away(
-    make_world: Callable[..., World], what: dict[str, str], detail: str
+    make_world: Callable[..., World], what: dict[str, Any], detail: str
 ) -> None:
     world = make_world()
     call, request = world.grant(world.call(agent="bot"))

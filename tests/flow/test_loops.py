@@ -26,7 +26,7 @@ from hitl_guard.lifecycle.desk import ROUNDS
 from hitl_guard.lifecycle.ledger import verify
 from hitl_guard.models import ApprovalRequest, Permit, Principal, Requirement, ToolCall, ToolDefinition
 from hitl_guard.policy.core import Status, Verdict
-from hitl_guard.rows import RunRow, Segment
+from hitl_guard.rows import EVERYWHERE, RunRow, Segment
 from hitl_guard.store.base import AddSegment, PutRun, Step
 from hitl_guard.store.sql import SQLStore
 from tests.support import ANA, ARGUMENTS, BOB, CAROL, OPERATOR, POLICY, Settings, World, document, until
@@ -269,7 +269,7 @@ def test_a_stranger_revokes_no_suspended_call(world: World) -> None:
     ("what", "detail"), [({}, "all"), ({"tool": "refund"}, "tool"), ({"agent": "bot"}, "agent")], ids=str
 )
 def test_x18_a_pause_stops_a_suspended_call_until_it_is_lifted(
-    make_world: MakeWorld, what: dict[str, str], detail: str
+    make_world: MakeWorld, what: dict[str, Any], detail: str
 ) -> None:
     world = make_world()
     call, request, start = suspended(world, world.call(agent="bot"))
@@ -839,7 +839,7 @@ def test_two_calls_of_a_new_tenant_share_one_first_control_row(make_world: MakeW
 
     answers = only_requests(world.guard._request_together([(call, None) for call in calls]))
 
-    assert [(row.tenant, row.version) for row in world.store.controls()] == [("new", 1)]
+    assert {(row.tenant, row.version) for row in world.store.controls()} == {("new", 1), (EVERYWHERE, 1)}
     for call, request in zip(calls, answers, strict=True):
         world.approve(request, replace(BOB, tenant="new"))
         assert world.run(call, request_id=request.id) == "done"
@@ -855,7 +855,7 @@ def test_calls_of_several_new_tenants_run_as_well(make_world: MakeWorld) -> None
     for call, request in zip(calls, answers, strict=True):
         world.approve(request, replace(BOB, tenant=call.tenant))
         assert world.run(call) == "done"
-    assert {row.tenant for row in world.store.controls()} == {"a", "b"}
+    assert {row.tenant for row in world.store.controls()} == {"a", "b", EVERYWHERE}
 
 
 def test_loops_that_ask_for_the_same_new_calls_at_once_have_the_same_requests(make_world: MakeWorld) -> None:
@@ -869,7 +869,7 @@ def test_loops_that_ask_for_the_same_new_calls_at_once_have_the_same_requests(ma
 
     assert len({tuple(request.id for request in only_requests(one)) for one in answers}) == 1
     assert len(world.guard.pending(tenant="new")) == 2
-    assert [row.version for row in world.store.controls()] == [1]
+    assert [row.version for row in world.store.controls()] == [1, 1]
 
 
 def test_the_refusal_of_one_call_leaves_the_others_asked_and_is_audited_once(make_world: MakeWorld) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hitl_guard.errors import AuditUnavailableError, ConfigurationError, KeyInactiveError, PausedError
 from hitl_guard.keyring import Key, Keyring
-from hitl_guard.lifecycle.desk import CANARY_TENANT
+from hitl_guard.lifecycle.control import CANARY_TENANT
 from hitl_guard.models import Principal
 from tests.support import BOB, World
 

@@ -48,7 +48,7 @@ def test_what_the_thief_of_a_key_wrote_into_the_control_row_does_not_outlive_its
     node.guard.pause(by=OPERATOR, tool="transfer")
     with node.refused("paused", "all"):
         node.guard.authorize(node.call())
-    node.guard.resume(by=OPERATOR)
+    node.confirm()
 
     assert node.ask(node.call()).state == "pending"
     with node.refused("paused", "tool"):
@@ -64,7 +64,7 @@ def test_after_a_revocation_the_same_call_can_be_asked_again(world: World) -> No
         node.run(call, request_id=request.id)
     with node.refused("paused", "restored"):
         node.guard.authorize(call)
-    node.guard.resume(by=OPERATOR)
+    node.confirm()
     again = node.ask(call)
     node.approve(again)
 
@@ -88,7 +88,7 @@ def test_a_call_that_was_spent_before_its_key_was_revoked_stays_spent(world: Wor
     world.run(call)
     ring, _ = revoked(world.keyring, request.key_id, now=clock.epoch_ms())
     node = world.another(keyring=ring)
-    node.guard.resume(by=OPERATOR)
+    node.confirm()
 
     with node.refused("consumed", "spent"):
         node.run(call)
@@ -104,7 +104,7 @@ def test_after_a_restore_what_was_pending_is_asked_again(world: World) -> None:
         node.run(call, request_id=request.id)
     with node.refused("paused", "restored"):
         node.guard.authorize(call)
-    node.guard.resume(by=OPERATOR)
+    node.confirm()
 
     assert node.ask(call).id != request.id
     assert verify(node.guard._desk).findings == ()
@@ -112,7 +112,7 @@ def test_after_a_restore_what_was_pending_is_asked_again(world: World) -> None:
 
 def test_a_node_that_still_has_the_old_epoch_runs_nothing_after_a_restore(world: World) -> None:
     world.grant()
-    world.another(keyring=Keyring(world.keyring.keys, epoch=2)).guard.resume(by=OPERATOR)
+    world.another(keyring=Keyring(world.keyring.keys, epoch=2)).confirm()
 
     with world.refused("invalid-approval", "epoch"):
         world.guard.authorize(world.call(call_id="new"))
@@ -193,7 +193,7 @@ def test_a_pruned_key_pauses_its_tenant_until_an_operator_goes_on(world: World) 
 
     with pruned.refused("paused", "restored"):
         pruned.guard.authorize(pruned.call(call_id="new"))
-    pruned.guard.resume(by=OPERATOR)
+    pruned.confirm()
 
     assert pruned.ask(pruned.call(call_id="new")).state == "pending"
 

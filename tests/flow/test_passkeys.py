@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from hitl_guard import AsyncGuard, Guard, signing
 from hitl_guard.cli import main
 from hitl_guard.cli._common import Setup
 from hitl_guard.errors import ConfigurationError, DecisionError, HitlGuardError
-from hitl_guard.keyring import Keyring
+from hitl_guard.keyring import Key, Keyring
 from hitl_guard.lifecycle import ask, assertions, editing, enrolment, ledger, passkeys
 from hitl_guard.lifecycle.assertions import MAX_PART
 from hitl_guard.lifecycle.credentials import Assertion, Challenge, Credential, key_of, owner_of, signed_row, verify_row
@@ -29,6 +31,7 @@ from hitl_guard.store.sql import SQLStore
 from tests.authenticator import ORIGIN, RP, UP, Authenticator, b64, unb64
 from tests.databases import Database
 from tests.support import ANA, BOB, CAROL, OPERATOR, World, document, ring, until
+from tests.threats.gates import all_read, at_once, told
 
 POLICY = """\
 version: 1
@@ -748,6 +751,66 @@ def test_x10_a_registration_is_used_once(scene: Scene) -> None:
     assert scene.guard.passkeys(DAVE) == ()
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb"])
+@pytest.mark.parametrize("one_ticket", [False, True])
+def test_x10_of_two_first_passkeys_at_once_exactly_one_is_kept(
+    make_scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch, kind: str, one_ticket: bool
+) -> None:
+    """Whoever stole a login adds theirs in the moment in which the owner adds the first one."""
+    scene, keys = make_scene(kind), (Authenticator(), Authenticator())
+    tickets = [scene.guard.passkey_registration(DAVE) for _ in keys]
+    if one_ticket:
+        tickets[1] = tickets[0]
+    everybody, real, seen = all_read(2), enrolment._made, threading.local()
+
+    def made(*given: Any) -> Credential:
+        if not getattr(seen, "passed", False):
+            seen.passed = True
+            everybody()
+        return real(*given)
+
+    monkeypatch.setattr(enrolment, "_made", made)
+    outcomes = at_once([
+        partial(told, partial(
+            scene.guard.register_passkey, DAVE, ticket=started.ticket, response=key.create(started.options), name="x"
+        ))
+        for started, key in zip(tickets, keys, strict=True)
+    ])
+
+    assert sorted(outcomes) == ["not-authorised", "ok"]
+    assert [one.id for one in scene.guard.passkeys(DAVE)] == [b64(keys[outcomes.index("ok")].id)]
+    assert scene.findings() == []
+
+
+def test_x10_after_an_operator_removed_the_last_one_a_first_one_is_registered_again(scene: Scene) -> None:
+    old = scene.guard.passkey_registration(DAVE)
+    for _ in range(3):
+        made = scene.enrol(DAVE, Authenticator())
+        scene.guard.remove_passkey(made.id, by=OPERATOR, owner="dave")
+
+    # A ticket of the time before any of them is over, whatever its end says.
+    with scene.refused():
+        scene.guard.register_passkey(
+            DAVE, ticket=old.ticket, response=Authenticator().create(old.options), name="x"
+        )
+    assert scene.guard.passkeys(DAVE) == ()
+
+
+def test_x10_a_ticket_counts_for_the_passkeys_that_were_there_when_it_was_made(scene: Scene) -> None:
+    key, first, second = Authenticator(), scene.guard.passkey_registration(DAVE), scene.guard.passkey_registration(BOB)
+    scene.enrol(DAVE, key)
+    scene.guard.remove_passkey(b64(scene.bob.id), by=OPERATOR, owner="bob")
+    assert second.confirm is not None
+
+    for person, started, confirm in ((DAVE, first, None), (BOB, second, scene.bob.get(second.confirm))):
+        with scene.refused():
+            scene.guard.register_passkey(
+                person, ticket=started.ticket, response=Authenticator().create(started.options), name="x",
+                confirm=confirm,
+            )
+    assert [len(scene.guard.passkeys(person)) for person in (DAVE, BOB)] == [1, 0]
+
+
 def test_x10_a_passkey_is_registered_once_whoever_does_it(scene: Scene) -> None:
     with scene.refused("registered"):
         scene.enrol(DAVE, replace(scene.bob))
@@ -1023,6 +1086,34 @@ def test_x10_what_a_revoked_key_registered_counts_no_longer_and_makes_room(scene
     later.enrol(BOB, Authenticator())
     assert len(later.guard.passkeys(BOB)) == 1
     assert [where for where, code in later.findings() if code != "missing"] == []
+
+
+def test_x10_a_passkey_of_a_key_that_is_unknown_here_proves_nothing_and_makes_no_room(scene: Scene) -> None:
+    """A node whose key ring is behind must not take it for a person's first one."""
+    (old,), (new,) = scene.world.keyring.keys, ring(age=60_000).keys
+    behind = scene.another(keyring=Keyring([new]))
+    ticket = behind.guard.passkey_registration(DAVE)
+    scene.enrol(DAVE, Authenticator())
+
+    with behind.refused():
+        behind.guard.passkey_registration(BOB)
+    with behind.refused():
+        behind.guard.register_passkey(
+            DAVE, ticket=ticket.ticket, response=Authenticator().create(ticket.options), name="x"
+        )
+
+    assert behind.guard.passkeys(BOB) == behind.guard.passkeys(DAVE) == ()
+    assert len(scene.another(keyring=Keyring([old, new])).guard.passkeys(DAVE)) == 1
+
+
+def test_x10_a_passkey_of_a_destroyed_key_makes_room(scene: Scene) -> None:
+    (old,), (new,) = scene.world.keyring.keys, ring(age=60_000).keys
+    destroyed = Key(old.id, None, activates_at=old.activates_at, state="destroyed")
+    later = scene.another(keyring=Keyring([destroyed, new]))
+
+    later.enrol(BOB, Authenticator())
+
+    assert len(later.guard.passkeys(BOB)) == 1
 
 
 def test_x10_another_restore_epoch_voids_what_was_registered(scene: Scene) -> None:

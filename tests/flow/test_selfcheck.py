@@ -12,7 +12,7 @@ import pytest
 from hitl_guard import ApprovalRequired, AsyncGuard
 from hitl_guard.errors import ConfigurationError, StoreUnavailableError
 from hitl_guard.keyring import Keyring
-from hitl_guard.lifecycle.desk import CANARY_TENANT, CANARY_TOOL
+from hitl_guard.lifecycle.control import CANARY_TENANT, CANARY_TOOL
 from hitl_guard.selfcheck import request_of
 from tests.support import BOB, World
 

@@ -472,7 +472,7 @@ def real_texts(world: World, attacker: Attacker, request: ApprovalRequest) -> di
     return {
         "request envelope": request.token,
         "decision": json.loads(event["body"])["decision"],
-        "control row": attacker.row(CONTROL)["body"].decode(),
+        "control row": attacker.row(CONTROL, tenant=b"default")["body"].decode(),
         **{name: text.decode() for name, text in made.items()},
     }
 
@@ -502,7 +502,7 @@ def test_at10_a_signed_text_of_another_purpose_is_no_control_row(attacked: tuple
     call, request = world.grant()
     text = real_texts(world, attacker, request)[kind]
 
-    with attacker.edited(CONTROL, {"body": text.encode()}):
+    with attacker.edited(CONTROL, {"body": text.encode()}, tenant=b"default"):
         with world.refused("invalid-signature", "type"):
             world.run(call)
         with world.refused("invalid-signature", "type"):

@@ -18,7 +18,7 @@ from hitl_guard.models import ApprovalRequest, Principal, ToolCall
 from hitl_guard.signing import encode
 from hitl_guard.store.base import Loaded
 from hitl_guard.store.sql import SQLStore
-from tests.support import BOB, CAROL, OPERATOR, World, document, until
+from tests.support import BOB, CAROL, GLOBAL, OPERATOR, World, document, until
 from tests.threats.attacker import EVENTS, REQUESTS, Attacker, opened, reworded
 from tests.unit.rings import entry, secret, text
 from tests.unit.rings import ring as ring_text
@@ -313,9 +313,10 @@ def test_at45_after_a_revocation_everything_waits_for_an_operator_and_then_calls
     # What the revoked key signed is not believed, so single pauses are set again before everything is resumed.
     assert other.guard._desk.read("default").control.pauses == {("all", "")}
     other.guard.pause(by=OPERATOR, tool="wire")
+    other.guard.resume(by=GLOBAL, everywhere=True)
     with other.refused("paused", "all"):
         other.run(call)
-    other.guard.resume(by=OPERATOR)
+    other.confirm()
 
     with other.refused("paused", "tool"):
         other.run(other.call("wire"))
@@ -331,7 +332,7 @@ def test_at45_a_call_that_was_made_under_the_revoked_key_stays_spent(world: Worl
     call, _ = world.grant()
     world.run(call)
     other = node(world, keyring=revoked_rings(world)[state])
-    other.guard.resume(by=OPERATOR)
+    other.confirm()
 
     with other.refused("consumed", "spent"):
         other.run(call)
@@ -374,7 +375,7 @@ def test_at45_a_control_row_of_the_compromised_key_stops_everything_whatever_it_
 
     with other.refused("paused", "restored"):
         other.run(other.call("ping"))
-    other.guard.resume(by=OPERATOR)
+    other.confirm()
     assert other.run(other.call("ping")) == "done"
 
 
@@ -596,7 +597,7 @@ def test_at63_after_a_restore_everything_is_paused_until_an_operator_resumes(wor
             restored.run(asked)
         with restored.refused("paused", "restored"):
             restored.guard.request(asked)
-    restored.guard.resume(by=OPERATOR)
+    restored.confirm()
 
     with restored.refused("paused", "tool"):
         restored.run(restored.call("wire"))
@@ -623,12 +624,13 @@ def test_at63_only_resuming_everything_ends_the_standstill_after_a_restore(
 ) -> None:
     world.guard.request(world.call())
     restored = raised(world)
+    restored.guard.resume(by=GLOBAL, everywhere=True)
 
     change(restored.guard)
 
     with restored.refused("paused", "all"):
         restored.run(restored.call("ping"))
-    restored.guard.resume(by=OPERATOR)
+    restored.confirm()
     assert restored.run(restored.call("ping")) == "done"
 
 

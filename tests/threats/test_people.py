@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hitl_guard.agent.state import Owner
 from hitl_guard.errors import (
     ApprovalDeniedError,
     ApprovalRequired,
@@ -114,6 +115,9 @@ SAME_PERSON: dict[str, tuple[Any, Any, Principal]] = {
     "dotted capital I": ("\u0130nci", None, Principal("i\u0307nci")),
     "approver's alias": ("ana", None, Principal("chat-77", aliases=("ana",))),
     "approver's alias in another case": ("ana", None, Principal("chat-77", aliases=("x", "ANA"))),
+    "what may be the approver's": ("ana@x", None, Principal("4711", unverified_aliases=("Ana@X",))),
+    "what may be the requester's": (Principal("4711", unverified_aliases=("ana@x",)), None, Principal("ana@x")),
+    "what may be the agent's": ("ana", Principal("bot", kind="agent", unverified_aliases=("bob",)), BOB),
     "requester's alias": (ANNA, None, Principal("ana@example.org")),
     "requester's alias in another case": (ANNA, None, Principal("Ana@Example.ORG")),
     "requester's second alias": (ANNA, None, Principal("u024be7lh")),
@@ -179,6 +183,43 @@ def test_at50_where_the_rule_lets_requesters_decide_their_agent_still_cannot(wor
 
     people.approve(request, ANA)
     assert people.run(call) == "done"
+
+
+def test_at50_what_may_be_a_persons_name_lets_them_in_nowhere(world: World) -> None:
+    people = people_world(world)
+    named, own = people.guard.request(people.call("named")), people.guard.request(people.call(user="eve"))
+    maybe = Principal("4711", unverified_aliases=("bob", "eve"))
+
+    with people.refused("not-authorised", "role", kind=DECISION):
+        people.approve(named, maybe)
+    with people.refused("not-authorised", "self-approval", kind=DECISION):
+        people.guard.revoke(own.id, by=maybe)
+    assert not people.guard.dossier(own.id).entitled(maybe)
+    people.guard.revoke(own.id, by=Principal("4711", aliases=("eve",)))
+
+
+def test_at50_an_operator_resolves_no_call_that_may_be_the_own_one(world: World) -> None:
+    _, request = world.grant(world.call(user="ana@x"))
+    world.guard.authorize(world.call(user="ana@x", call_id=request.call_id))
+
+    with world.refused("not-authorised", "self-approval", kind=DECISION):
+        world.guard.resolve(
+            request.id, "failed", by=replace(OPERATOR, unverified_aliases=("ana@x",)), reason="x", force=True
+        )
+
+
+def test_at52_who_may_be_the_same_person_counts_once(world: World) -> None:
+    request = world.guard.request(world.call("wire"))
+    world.approve(request, Principal("4711", unverified_aliases=("bob@x",)))
+
+    with world.refused("already-decided", kind=DECISION):
+        world.approve(request, Principal("bob@x"))
+
+
+def test_at50_a_suspended_run_keeps_what_may_be_its_users_name() -> None:
+    for user in (Principal("4711", unverified_aliases=("ana@x",)), Principal("ana", aliases=("a",), roles=("r",))):
+        owner = Owner("default", user, None, "r", None)
+        assert Owner.from_json(owner.to_json()) == owner
 
 
 def test_at50_another_person_with_a_similar_name_may_decide(world: World) -> None:

@@ -338,11 +338,11 @@ def test_x07_an_old_control_row_that_is_put_back_does_not_lift_a_pause(
 ) -> None:
     world, attacker = make_world(), Attacker(database)
     call, request = world.grant()
-    before = attacker.row(CONTROL)
+    before = attacker.row(CONTROL, tenant=b"default")
     world.guard.pause(by=OPERATOR, tool="refund")
     fresh = world.another(store=make_world().store)
 
-    with attacker.edited(CONTROL, {"version": before["version"], "body": before["body"]}):
+    with attacker.edited(CONTROL, {"version": before["version"], "body": before["body"]}, tenant=b"default"):
         for node in (world, fresh):
             with node.refused("store-rolled-back", "control"):
                 node.run(call, request_id=request.id)
@@ -358,11 +358,11 @@ def test_x07_an_old_control_row_that_is_put_back_does_not_lift_a_pause(
 def test_x07_an_old_control_body_counts_under_no_version(attacked: tuple[World, Attacker], version: str) -> None:
     world, attacker = attacked
     call, request = world.grant()
-    before = attacker.row(CONTROL)
+    before = attacker.row(CONTROL, tenant=b"default")
     world.guard.pause(by=OPERATOR, tool="refund")
     number = {"old": before["version"], "kept": before["version"] + 1, "next": before["version"] + 2}[version]
 
-    attacker.set(CONTROL, {"version": number, "body": before["body"]})
+    attacker.set(CONTROL, {"version": number, "body": before["body"]}, tenant=b"default")
 
     code = "store-rolled-back" if version == "old" else "invalid-signature"
     with world.refused(code):
@@ -393,10 +393,10 @@ def test_x07_a_control_text_with_one_field_changed_lifts_no_pause(
     world, attacker = attacked
     call, request = world.grant()
     world.guard.pause(by=OPERATOR)
-    body = attacker.row(CONTROL)["body"].decode()
+    body = attacker.row(CONTROL, tenant=b"default")["body"].decode()
     assert set(opened(body)[0]) == {row[0] for row in CONTROL_FIELDS}
 
-    attacker.set(CONTROL, {"body": reworded(body, change).encode()})
+    attacker.set(CONTROL, {"body": reworded(body, change).encode()}, tenant=b"default")
 
     for grant in ({"request_id": request.id}, {}):
         with world.refused(code):
@@ -413,9 +413,9 @@ def test_x07_an_edited_control_row_stops_everything(
 ) -> None:
     world, attacker = attacked
     call, request = world.grant()
-    row = attacker.row(CONTROL)
+    row = attacker.row(CONTROL, tenant=b"default")
 
-    with attacker.edited(CONTROL, {column: _other(row[column])}):
+    with attacker.edited(CONTROL, {column: _other(row[column])}, tenant=b"default"):
         for grant in ({"request_id": request.id}, {}):
             with world.refused(code):
                 world.run(call, **grant)
@@ -429,7 +429,7 @@ def test_x07_the_tenant_column_of_the_control_row_says_nothing_and_is_found(atta
     call, _ = world.grant()
     world.guard.pause(by=OPERATOR)
 
-    attacker.set(CONTROL, {"tenant": b"other"})
+    attacker.set(CONTROL, {"tenant": b"other"}, tenant=b"default")
 
     with world.refused("paused", "all"):
         world.run(call)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -465,3 +466,33 @@ def test_hmac_sha256_is_rfc_2104_over_the_whole_key_and_message() -> None:
 
     assert mac.hex() == "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"  # RFC 4231, case 2
     assert mac == hmac.new(b"Jefe", b"what do ya want for nothing?", hashlib.sha256).digest()
+
+
+# -- what is hidden --------------------------------------------------------------------------------------------------
+
+
+def test_x10_what_is_hidden_is_aes_gcm_under_a_key_of_its_own(signer: Signer) -> None:
+    hidden = decode(signer.hide("cursor", b"a place", now=NOW).encode())
+    assert hidden is not None
+
+    own = hkdf(signer.keyring.keys[0].secret(), b"hitl-guard/v1/hidden/cursor")
+    assert AESGCM(own).decrypt(hidden[:12], hidden[12:], None) == b"a place"
+    assert len(hidden) == 12 + len(b"a place") + 16
+
+
+def test_x10_what_is_hidden_is_uncovered_for_its_purpose_and_key_alone(signer: Signer) -> None:
+    text = signer.hide("cursor", b"a place", now=NOW)
+    fields = {"kid": "k1", "issued_at": NOW}
+
+    assert signer.uncover("cursor", text, fields, now=NOW) == b"a place"
+    assert signer.hide("cursor", b"a place", now=NOW) != text
+    other = Signer(Keyring([Key("k1", secret(2), activates_at=NOW)]))
+    changed = ("A" if text[20] != "A" else "B").join((text[:20], text[21:]))
+    attempts = [
+        (signer, "session", text), (other, "cursor", text), (signer, "cursor", changed), (signer, "cursor", ""),
+        (signer, "cursor", text[:-8]), (signer, "cursor", "not base64"),
+    ]
+    for who, purpose, attempt in attempts:
+        with pytest.raises(InvalidSignatureError) as caught:
+            who.uncover(purpose, attempt, fields, now=NOW)
+        assert caught.value.detail == "mismatch"
