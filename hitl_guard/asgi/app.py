@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
@@ -56,7 +56,7 @@ def create_app(
     routes = [Route("/api/openapi.json", openapi.endpoint(shown), methods=["GET"]), *shown]
     app = Starlette(
         routes=routes, lifespan=_lifespan, middleware=[Middleware(SecurityHeaders)],
-        exception_handlers={HTTPException: _failed, HitlGuardError: _failed},
+        exception_handlers={HTTPException: refused, HitlGuardError: refused, ClientDisconnect: gone},
     )
     # An address with a slash too many is another address: nothing redirects, least of all a form.
     app.router.redirect_slashes = False
@@ -72,7 +72,13 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
         await app.state.inbox.close()
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def gone(request: Request, error: Exception) -> Response:
+    """Return what nobody gets: the client went away in the middle of its request, which is no error of ours."""
+    return Response(status_code=400)
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """Return the answer to an error; raises the error again where it is none that a client may know of."""
     if slug_of(error) == "internal":
         raise error  # the headers' wrapper answers, and the server's log gets the error
     return response_of(error)

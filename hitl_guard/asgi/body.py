@@ -18,7 +18,6 @@ Headers = Iterable[tuple[bytes, bytes]]
 BODY_TIMEOUT_S = 60.0
 """How long a client may take to send its body, in seconds."""
 
-
 SMALL_BODY = 32_768
 """Bytes of a body that is parsed where the request is served; a larger one is parsed in a thread."""
 
@@ -32,17 +31,21 @@ async def read_body(
         headers: The request's. A ``content-length`` beyond the limit is refused before a byte is read.
 
     Raises:
-        CanonicalizationError: it is longer (``too-large``), its stated length is none (``unsupported-value``, detail
-            ``length``), or it takes longer than ``timeout_s`` to come (detail ``timeout``).
+        CanonicalizationError: it is longer (``too-large``), its stated length is none or not its own
+            (``unsupported-value``, detail ``length``), or it takes longer than ``timeout_s`` to come (detail
+            ``timeout``).
         starlette.requests.ClientDisconnect: the client is gone; there is nobody to answer.
     """
     if (stated := _stated_length(headers)) is not None and stated > limit:
         raise _too_large()
     try:
         async with asyncio.timeout(timeout_s):
-            return await _whole(receive, limit)
+            body = await _whole(receive, limit)
     except TimeoutError:
         raise CanonicalizationError("The body came too slowly; send it again.", detail="timeout") from None
+    if stated not in (None, len(body)):
+        raise CanonicalizationError("The body is not as long as its content-length says.", detail="length")
+    return body
 
 
 async def _whole(receive: Receive, limit: int) -> bytes:

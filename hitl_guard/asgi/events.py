@@ -8,12 +8,11 @@ any worker can go on where another one stopped; a client drops what it has had b
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
@@ -26,6 +25,7 @@ from ..guard import Guard
 from ..lifecycle.threads import offload
 from ..models import ApprovalRequest
 from .identity import Viewer
+from .ring import Note, Rings
 from .visibility import visible
 
 if TYPE_CHECKING:
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hitl_guard.asgi")
 
-WINDOW_MS = 30_000
-"""How much older than its position a change may still turn up: the longest transaction that is reckoned with."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """Times and bounds of the live events.
 
     Attributes:
-        poll_ms: How often the database is asked for changes. beat_ms: How often an idle stream shows that it lives.
+        poll_ms: How often the database is asked for changes.
+        least_ms: How long it is left alone at least where it tells of each change by itself.
+        beat_ms: How often an idle stream shows that it lives.
         login_ms: How often the login of a stream is checked again. life_ms: When a stream ends; clients reconnect.
         idle_ms: How long changes are read on when nobody listens.
-        ring: Changes kept for clients that come back. queue: Changes that wait for a slow client before it is reset.
-        together: Requests that may change at once before everybody is told to load again instead.
+        ring: Changes of a tenant that are kept for clients that come back (see `ring.Rings` for all tenants together).
+        queue: Changes that wait for a slow client before it is reset.
+        together: Requests of a tenant that may change at once before its people are told to load again instead.
         streams, own_streams: Streams in this process, and of one principal.
     """
 
     poll_ms: int = 500
+    least_ms: int = 50
     beat_ms: int = 15_000
     login_ms: int = 60_000
     life_ms: int = 900_000
@@ -60,22 +60,6 @@ class Pace:
     together: int = 200
     streams: int = 2_000
     own_streams: int = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One change of one request. ``at``: epoch milliseconds."""
-
-    tenant: str
-    request_id: str
-    version: int
-    type: str
-    at: int
-
-    def text(self) -> bytes:
-        """Return the event as it is sent."""
-        data = json.dumps({"request": self.request_id, "type": self.type, "version": self.version})
-        return f"event: change\nid: {self.at}\ndata: {data}\n\n".encode()
 
 
 @dataclass(eq=False, slots=True)
@@ -96,32 +80,6 @@ class Stream:
         self.queue.put_nowait(note)
 
 
-@dataclass(slots=True)
-class _Ring:
-    """The latest changes. Times are epoch milliseconds of the database.
-
-    Attributes:
-        start: Everything committed from then on was read.
-        dropped: The latest time of a change that was here and is no more.
-    """
-
-    start: int
-    dropped: int = -1
-    notes: deque[Note] = field(default_factory=deque)
-
-    def add(self, note: Note, most: int) -> None:
-        self.notes.append(note)
-        while len(self.notes) > most:
-            self.dropped = max(self.dropped, self.notes.popleft().at)
-
-    def since(self, position: int, now: int) -> list[Note] | None:
-        """Return what a client that stopped at ``position`` may have missed; None when nobody can tell."""
-        oldest = position - WINDOW_MS
-        if position < self.start or oldest <= self.dropped or position > now + WINDOW_MS:
-            return None
-        return [note for note in self.notes if note.at >= oldest]
-
-
 class Hub:
     """Reads the change feed once for all streams of a process.
 
@@ -137,14 +95,14 @@ class Hub:
         self._viewer_of = viewer_of
         self._streams: set[Stream] = set()
         self._known: OrderedDict[tuple[str, str], ApprovalRequest] = OrderedDict()
-        self._ring: _Ring | None = None
+        self._rings: Rings | None = None
         self._now = 0
         self._task: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._closed = False
         self._failed = False
         self._unspread: list[Change] = []
-        self._listened = 0
+        self._listened = self._looked = 0
 
     @property
     def alive(self) -> bool:
@@ -238,10 +196,9 @@ class Hub:
             return [None]
         if stream.since is None:
             return []
-        notes = None if self._ring is None else self._ring.since(stream.since, self._now)
-        if notes is None:
+        own = None if self._rings is None else self._rings.since(stream.viewer.tenant, stream.since, self._now)
+        if own is None:
             return [None]
-        own = [note for note in notes if note.tenant == stream.viewer.tenant]
         await self._learn(own)
         return [note for note in own if self._sees(stream.viewer, note)]
 
@@ -253,7 +210,7 @@ class Hub:
         async with self._starting:
             if self._task is None or self._task.done():
                 self._now, feed = await offload(self._begun)
-                self._ring, self._failed = _Ring(self._now), False
+                self._rings, self._failed = self._new(self._now), False
                 self._listened = clock.monotonic_ms()
                 self._task = asyncio.create_task(self._follow(feed))
 
@@ -279,9 +236,8 @@ class Hub:
                     await asyncio.sleep(self.pace.poll_ms / 1000)
                 except Exception:  # noqa: BLE001  a stream that says nothing more would look like no change
                     _LOG.exception("Live events failed; every client is told to load again.")
-                    self._failed, self._ring, self._unspread = True, None, []
-                    for stream in self._streams:
-                        stream.put(None)
+                    self._failed, self._rings, self._unspread = True, None, []
+                    self._reset(self._streams)
                     await asyncio.sleep(self.pace.poll_ms / 1000)
         finally:
             self._failed = False  # nobody listens: the next one who does starts anew
@@ -290,11 +246,14 @@ class Hub:
         store = self._guard._desk.store
         if store.notifies:
             await offload(lambda: store.wait_for_changes(self.pace.poll_ms))
+            # However many changes are told of: one look finds them all.
+            await asyncio.sleep(max(0, self._looked + self.pace.least_ms - clock.monotonic_ms()) / 1000)
+            self._looked = clock.monotonic_ms()
         else:
             await asyncio.sleep(self.pace.poll_ms / 1000)
         now = await offload(store.now)
-        if self._ring is None:
-            self._ring = _Ring(now)
+        if self._rings is None:
+            self._rings = self._new(now)
         self._unspread += await offload(feed.changes)  # the feed tells each once; kept until they are told on
         await self._spread(self._unspread)
         self._unspread, self._now = [], now
@@ -304,22 +263,41 @@ class Hub:
             Note(one.tenant, one.request_id, one.version, one.type, one.at)
             for one in changes if one.request_id is not None
         ), key=lambda note: note.at)
-        changed = {(note.tenant, note.request_id) for note in notes}
-        if any(one.type == "reset" for one in changes) or len(changed) > self.pace.together:
-            await self._reset_all()
+        if any(one.type == "reset" for one in changes):
+            self._rings = self._new(await offload(self._guard._desk.store.now))
+            self._reset(self._streams)
             return
-        watched = {stream.viewer.tenant for stream in self._streams}
-        await self._learn([note for note in notes if note.tenant in watched])
-        for note in notes:
-            if self._ring is not None:
-                self._ring.add(note, self.pace.ring)
-            for stream in self._streams:
-                if stream.viewer.tenant == note.tenant and self._sees(stream.viewer, note):
+        busy = Counter(tenant for tenant, _ in {(note.tenant, note.request_id) for note in notes})
+        flooded = {tenant for tenant, number in busy.items() if number > self.pace.together}
+        told = [note for note in notes if note.tenant not in flooded]
+        watched = self._by_tenant().keys()
+        await self._learn([note for note in told if note.tenant in watched])
+        until = await offload(self._guard._desk.store.now) if flooded else 0
+        streams = self._by_tenant()  # who came while we waited is told as well
+        for tenant in flooded:
+            if self._rings is not None:
+                self._rings.reset(tenant, until)  # who comes back from before loads again, too
+        # Of a tenant whose first stream came just now nothing was learnt.
+        for tenant in flooded | (streams.keys() - watched) & busy.keys():
+            self._reset(streams.get(tenant, ()))
+        for note in told:
+            if self._rings is not None:
+                self._rings.add(note)
+            for stream in streams.get(note.tenant, ()):
+                if self._sees(stream.viewer, note):
                     stream.put(note)
 
-    async def _reset_all(self) -> None:
-        self._ring = _Ring(await offload(self._guard._desk.store.now))  # who comes back from before loads again, too
+    def _by_tenant(self) -> dict[str, list[Stream]]:
+        streams: dict[str, list[Stream]] = {}
         for stream in self._streams:
+            streams.setdefault(stream.viewer.tenant, []).append(stream)
+        return streams
+
+    def _new(self, start: int) -> Rings:
+        return Rings(start, self.pace.ring)
+
+    def _reset(self, streams: Iterable[Stream]) -> None:
+        for stream in streams:
             stream.put(None)
 
     async def _learn(self, notes: list[Note]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,10 +112,17 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """What a person made of the arguments: ``arguments`` is None where a field is wrong."""
+    """What a person made of the arguments.
+
+    Attributes:
+        arguments: None where a field is wrong.
+        typed: Of each secret that the person set, its property and what was typed (or ``null``, ``absent``): the values
+            that were there before are not in it.
+    """
 
     fields: tuple[Field, ...]
     arguments: dict[str, Any] | None
+    typed: tuple[tuple[str, list[str]], ...] = dataclasses.field(default=(), repr=False)
 
 
 def fields(
@@ -155,7 +163,8 @@ def _field(
     )
     place = pointer(name)
     if any(secret == place or secret.startswith(place + "/") for secret in secrets):
-        return replace(made, kind="secret", choices=())
+        # Not whether it is null either: that is its value.
+        return replace(made, kind="secret", choices=(), state="value" if name in arguments else "absent")
     if state != "value":
         return made
     text = _text(kind, arguments[name], choices)
@@ -210,18 +219,20 @@ def edited(
         made: The fields as `fields` returns them for the same schema, arguments and secrets.
     """
     result = dict(arguments)
-    after = []
+    after, typed = [], []
     for field in made:
         state = form.one(f"state.{field.key}", field.state)
         posted = form.one(f"value.{field.key}", field.text)
         shown = replace(field, state=state, text="" if field.kind == "secret" else posted)
+        if field.kind == "secret" and (posted or state != field.state):
+            typed.append((field.name or "", [state, posted]))
         try:
             _put(result, field, state, posted, limits)
         except _WrongError as wrong:
             shown = replace(shown, error=str(wrong))
         after.append(shown)
     good = all(field.error is None for field in after)
-    return Edited(tuple(after), result if good else None)
+    return Edited(tuple(after), result if good else None, tuple(typed))
 
 
 class _WrongError(Exception):

@@ -13,9 +13,11 @@ from starlette.requests import HTTPConnection
 
 from ..errors import ConfigurationError, HitlGuardError, UnavailableError
 from ..guard import Guard
-from ..lifecycle.rights import folded
+from ..lifecycle.rights import folded, operates
+from ..lifecycle.running import is_async
 from ..lifecycle.threads import offload
 from ..models import Principal, check_optional, check_text
+from . import logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class Identity:
 
 
 Authenticate = Callable[[Any], "Principal | Identity | Awaitable[Principal | Identity | None] | None"]
-"""Gets the Starlette request, returns who it is, or None for nobody. It may be asynchronous."""
+"""Gets the Starlette request, returns who it is, or None for nobody. It may be asynchronous; if it is not, it runs in a
+worker thread, so that it may block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Viewer:
     Attributes:
         now: The database's clock when the request was authenticated, epoch milliseconds.
         operator: Whether the principal has the operator's role and is no agent.
-        names: Every id of the principal, folded for comparison.
+        names: Every id of the principal, also what may be one, folded: for comparison where somebody is kept out.
     """
 
     principal: Principal
@@ -84,6 +87,7 @@ class Doorkeeper:
             )
         self._guard = guard
         self._authenticate = authenticate
+        self._awaits = is_async(authenticate)
 
     async def viewer(self, request: HTTPConnection) -> Viewer | None:
         """Return who is looking, or None for nobody.
@@ -98,24 +102,24 @@ class Doorkeeper:
         now = await offload(desk.store.now)
         if identity.until is not None and now >= identity.until:
             return None
-        operator = desk.settings.operator_role in who.roles and who.kind != "agent"
+        operator = operates(who, desk.settings.operator_role)
         return Viewer(
-            who, now, operator, folded(who.names()), identity.display or who.id, identity.method, identity.at
+            who, now, operator, folded(who.every_name()), identity.display or who.id, identity.method, identity.at
         )
 
     async def _identity(self, request: HTTPConnection) -> Identity | None:
         try:
-            found: Any = self._authenticate(request)
+            found: Any = await self._asked(request)
             if inspect.isawaitable(found):
                 found = await found
         except HTTPException as error:
             if error.status_code in (401, 403):
                 return None  # a framework's own way of saying: nobody
-            raise _failed() from error
+            raise _failed(error) from error
         except HitlGuardError:
             raise
         except Exception as error:
-            raise _failed() from error
+            raise _failed(error) from error
         if found is None or isinstance(found, Identity):
             return found
         if isinstance(found, Principal):
@@ -123,7 +127,15 @@ class Doorkeeper:
         raise ConfigurationError("'authenticate' must return a Principal, an Identity or None.")
 
 
-def _failed() -> UnavailableError:
+    async def _asked(self, request: HTTPConnection) -> Any:
+        if self._awaits:
+            return self._authenticate(request)
+        # Host code that takes as long as it likes, like a tool: the threads of the guard's checks are not for it.
+        return await offload(lambda: self._authenticate(request), tool=True)
+
+
+def _failed(error: Exception) -> UnavailableError:
+    logs.failed("The authenticator failed, nobody was let in", error)
     return UnavailableError("The authenticator did not answer; try again.", detail="authenticator")
 
 

@@ -1,33 +1,37 @@
-"""Lists of requests for one viewer: filtered, paged with signed cursors, what waits first."""
+"""Lists of requests for one viewer: filtered, paged with signed cursors, what waits first.
+
+A page takes the same number of statements whatever is in the database and whoever looks. The database only narrows, by
+columns that nobody verified; what is shown was verified, and `Filters.fits` decides.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .. import canonical
 from ..errors import DecisionError, RefusedError
 from ..guard import Guard
-from ..lifecycle.listing import Damaged, Page
+from ..lifecycle import listing
+from ..lifecycle.listing import Damaged
 from ..lifecycle.state import STATES
 from ..models import ApprovalRequest
 from ..render.secrets import masked, secret_pointers
+from ..store.base import Found, Place, Wanted
+from .desks import KNOWN
 from .identity import Viewer
 from .visibility import visible, waits_for
 
 MAX_LIMIT = 200
 """The most requests on one page."""
 
-ROUNDS = 20
-"""How many pages of the store one page of ours may take: a filter that lets little through gives short pages."""
+LOOKED_THROUGH = 200
+"""How many requests are looked through for one page where the database cannot tell which of them fit."""
 
-OPEN = frozenset({"pending", "approved", "executing", "suspended", "in_doubt", "expired"})
-"""States that a request of the open list may read as; an overdue one reads as expired before it is swept."""
+SEARCHED_BYTES = 16_384
+"""Longer arguments are not searched: with their secrets masked, that would cost more than a page may."""
 
-_PENDING = frozenset({"pending"})
-_PHASES = ("pending", "open", "ended")
 _TYPE = "hitl-cursor"
 
 
@@ -38,7 +42,8 @@ class Filters:
     Attributes:
         states: None for all.
         mine: Only what waits for a decision of the viewer.
-        text: Part of tool, requester, agent, run, id, rule, reason or arguments (secret ones aside), whatever the case.
+        text: Part of tool, requester, agent, run, id, rule, reason or arguments (secret ones aside, and those of more
+            than `SEARCHED_BYTES`), whatever the case.
     """
 
     states: frozenset[str] | None = None
@@ -68,6 +73,12 @@ class Filters:
             and (self.text is None or self.text.casefold() in searched(request))
         )
 
+    @property
+    def told_by_columns(self) -> bool:
+        """Whether the database can tell what fits, but for a few requests."""
+        overdue = self.states is not None and ("in_doubt" in self.states) != ("executing" in self.states)
+        return self.text is None and not self.mine and not overdue
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:
@@ -75,9 +86,10 @@ class Listing:
 
     Attributes:
         damaged: Listed requests that did not verify; operators alone are told.
-        next: Hand it in as ``cursor``; None at the end. A page may be short before the end.
+        next: Hand it in as ``cursor``; None at the end. A page may be short, or empty, before the end.
         now: The database's clock, epoch milliseconds.
         total: How many there are in all, where the first page is the whole list; else None.
+        looked: How many requests were looked through for this page.
     """
 
     items: tuple[ApprovalRequest, ...]
@@ -85,6 +97,7 @@ class Listing:
     next: str | None
     now: int
     total: int | None
+    looked: int
 
 
 def secrets_of(request: ApprovalRequest) -> frozenset[str]:
@@ -95,26 +108,12 @@ def secrets_of(request: ApprovalRequest) -> frozenset[str]:
 
 def searched(request: ApprovalRequest) -> str:
     """Return the text that a search looks through: nothing that is masked is in it."""
-    secrets = secrets_of(request)
-    arguments = (
-        json.dumps(masked(request.arguments, secrets), ensure_ascii=False) if secrets else request.canonical.decode()
-    )
     parts = [request.tool, request.user, request.agent, request.run_id, request.id, request.reason, *request.rules]
-    return "\n".join([*(part for part in parts if part), arguments]).casefold()
-
-
-@dataclass(slots=True)
-class _Place:
-    """Where a list goes on: a phase and the store's own cursor in it."""
-
-    phase: str
-    after: str | None = None
-
-
-@dataclass(slots=True)
-class _Found:
-    items: list[ApprovalRequest] = field(default_factory=list)
-    damaged: list[Damaged] = field(default_factory=list)
+    if len(request.canonical) <= SEARCHED_BYTES:
+        secrets = secrets_of(request)
+        hidden = masked(request.arguments, secrets) if secrets else None
+        parts.append(json.dumps(hidden, ensure_ascii=False) if secrets else request.canonical.decode())
+    return "\n".join(part for part in parts if part).casefold()
 
 
 def listed(guard: Guard, viewer: Viewer, filters: Filters, *, limit: int, cursor: str | None) -> Listing:
@@ -128,65 +127,81 @@ def listed(guard: Guard, viewer: Viewer, filters: Filters, *, limit: int, cursor
         raise _malformed(f"'limit' is a number from 1 to {MAX_LIMIT}")
     if filters.states is not None and not filters.states <= STATES:
         raise _malformed(f"a state is one of {', '.join(sorted(STATES))}")
-    place: _Place | None = _Place(_PHASES[0]) if cursor is None else _opened(guard, viewer, filters, cursor)
-    found = _Found()
-    for _ in range(ROUNDS):
-        if place is None or len(found.items) == limit:
+    after = None if cursor is None else _opened(guard, viewer, filters, cursor)
+    desk, wanted = guard._desk, _wanted(guard, viewer, filters)
+    most = limit if filters.told_by_columns else max(limit, LOOKED_THROUGH)
+    found = desk.store.look(wanted, limit=most, after=after)
+    page = _read(guard, viewer, filters, found, limit)
+    # An edited list could lead back to where it came from, for ever.
+    following = None if page.more is None or (after is not None and page.more <= after) else page.more
+    return Listing(
+        tuple(page.items), tuple(page.damaged) if viewer.operator else (),
+        None if following is None else _signed(guard, viewer, filters, following), viewer.now,
+        len(page.items) if after is None and following is None else None, page.looked,
+    )
+
+
+@dataclass(slots=True)
+class _Page:
+    more: Place | None
+    looked: int = 0
+    items: list[ApprovalRequest] = field(default_factory=list)
+    damaged: list[Damaged] = field(default_factory=list)
+
+
+def _read(guard: Guard, viewer: Viewer, filters: Filters, found: Found, limit: int) -> _Page:
+    """Verify what was found until a page is full."""
+    desk, page = guard._desk, _Page(found.more)
+    now = desk.store.now()
+    for place, row, events in found.rows:
+        one = listing.read(desk, row, events, now)
+        page.looked += 1
+        if isinstance(one, Damaged):
+            page.damaged.append(one)
+            continue
+        if not viewer.operator:
+            KNOWN.learn(one)
+        if filters.fits(one, viewer):
+            page.items.append(one)
+        if len(page.items) == limit:
+            page.more = place if place != found.rows[-1][0] else found.more
             break
-        place = _step(guard, viewer, filters, place, limit - len(found.items), found)
-    following = None if place is None else _signed(guard, viewer, filters, place)
-    damaged = tuple(found.damaged) if viewer.operator else ()
-    total = len(found.items) if cursor is None and following is None else None
-    return Listing(tuple(found.items), damaged, following, viewer.now, total)
+    return page
 
 
-def _step(
-    guard: Guard, viewer: Viewer, filters: Filters, place: _Place, size: int, found: _Found
-) -> _Place | None:
-    """Read one page of the store and return where to go on, or None at the end."""
-    page = _page(guard, viewer, filters, place, size)
-    if page is not None:
-        found.items += [one for one in page.requests if filters.fits(one, viewer)]
-        # What does not verify has no state: it is named once, in the last phase that reads the open list.
-        found.damaged += page.damaged if place.phase != "pending" or not _others(filters) else ()
-        if page.next is not None and page.next != place.after:
-            return _Place(place.phase, page.next)
-    following = _PHASES.index(place.phase) + 1
-    return _Place(_PHASES[following]) if following < len(_PHASES) else None
+def _wanted(guard: Guard, viewer: Viewer, filters: Filters) -> Wanted:
+    """Return what may fit; what waits for the viewer is pending, and at a desk where the viewer sits."""
+    everything = viewer.operator and not filters.mine
+    states = filters.states
+    if filters.mine:
+        states = frozenset({"pending"}) if states is None else states & {"pending"}
+    return listing.wanted(
+        tenant=viewer.tenant, now=viewer.now, states=states, run_id=filters.run, tool=filters.tool,
+        requester=filters.requester,
+        own=None if everything else () if filters.mine else viewer.principal.names(),
+        foreign=() if everything else KNOWN.foreign(guard, viewer),
+    )
 
 
-def _page(guard: Guard, viewer: Viewer, filters: Filters, place: _Place, size: int) -> Page | None:
-    """Return a page of the store, or None where the phase has nothing that is asked for."""
-    wanted = STATES if filters.states is None else filters.states
-    read: Callable[..., Page] = guard.pending
-    states = wanted & _PENDING if place.phase == "pending" else _others(filters)
-    more: dict[str, Sequence[str]] = {"states": sorted(states)}
-    if place.phase == "ended":
-        states, read, more = wanted - (OPEN - {"expired"}), guard.ended, {}
-    if not states:
-        return None
-    return read(tenant=viewer.tenant, run_id=filters.run, limit=size, after=place.after, **more)
+def _signed(guard: Guard, viewer: Viewer, filters: Filters, place: Place) -> str:
+    signer = guard._desk.signer
+    # The place is a request that the viewer may not be allowed to see.
+    hidden = signer.hide("cursor", canonical.canonicalize(list(place)), now=viewer.now)
+    fields = _bound(viewer, filters) | {"place": hidden}
+    return signer.sign("cursor", _TYPE, fields, now=viewer.now).decode("ascii")
 
 
-def _others(filters: Filters) -> frozenset[str]:
-    """Return the states that are asked for of requests that are open but not pending."""
-    return (STATES if filters.states is None else filters.states) & (OPEN - _PENDING)
-
-
-def _signed(guard: Guard, viewer: Viewer, filters: Filters, place: _Place) -> str:
-    fields = _bound(viewer, filters) | {"after": place.after, "phase": place.phase}
-    return guard._desk.signer.sign("cursor", _TYPE, fields, now=viewer.now).decode("ascii")
-
-
-def _opened(guard: Guard, viewer: Viewer, filters: Filters, cursor: str) -> _Place:
+def _opened(guard: Guard, viewer: Viewer, filters: Filters, cursor: str) -> Place:
+    signer = guard._desk.signer
     try:
-        fields = guard._desk.signer.open(cursor, expected_purpose="cursor", expected_type=_TYPE, now=viewer.now)
+        fields = signer.open(cursor, expected_purpose="cursor", expected_type=_TYPE, now=viewer.now)
+        bound = _bound(viewer, filters)
+        if any(fields.get(name) != bound[name] for name in bound):
+            raise _stale()
+        part, place, request_id = canonical.decode(signer.uncover("cursor", fields["place"], fields, now=viewer.now))
     except RefusedError:
         raise _stale() from None
-    bound = _bound(viewer, filters)
-    if any(fields.get(name) != bound[name] for name in bound) or fields.get("phase") not in _PHASES:
-        raise _stale()
-    return _Place(fields["phase"], fields["after"])
+    return part, place, request_id
 
 
 def _bound(viewer: Viewer, filters: Filters) -> dict[str, object]:

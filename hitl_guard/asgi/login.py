@@ -26,7 +26,7 @@ from ..models import Principal
 from ..render import escape
 from .headers import SecurityHeaders
 from .identity import Identity
-from .sessions import Sessions, cookie_name, set_cookie
+from .sessions import Sessions, cookie_of, set_cookie
 
 LINK_MS = 15 * 60_000
 """How long a link can be used, in milliseconds."""
@@ -72,7 +72,7 @@ class LoginLinks:
 
     async def __call__(self, request: HTTPConnection) -> Identity | None:
         """Return who has logged in here; the `authenticate` of the inbox."""
-        cookie = request.cookies.get(cookie_name("login", request))
+        cookie = cookie_of(request, "login")
         if not cookie:
             return None
         now = await offload(self._desk.store.now)
@@ -107,7 +107,7 @@ class LoginLinks:
     def _fields(self, person: Principal) -> dict[str, Any]:
         return {
             "aliases": list(person.aliases), "id": person.id, "kind": person.kind, "process": self._process,
-            "roles": list(person.roles), "tenant": person.tenant,
+            "roles": list(person.roles), "tenant": person.tenant, "unverified": list(person.unverified_aliases),
         }
 
     def _opened(self, token: str, purpose: str, kind: str, now: int) -> Mapping[str, Any]:
@@ -127,7 +127,7 @@ class LoginLinks:
 def _principal(fields: Mapping[str, Any]) -> Principal:
     return Principal(
         fields["id"], kind=fields["kind"], tenant=fields["tenant"], roles=tuple(fields["roles"]),
-        aliases=tuple(fields["aliases"]),
+        aliases=tuple(fields["aliases"]), unverified_aliases=tuple(fields["unverified"]),
     )
 
 

@@ -210,7 +210,8 @@ async def _aside(body: bytes, work: Callable[[], T]) -> T:
 
 
 def _malformed(error: CanonicalizationError | InvalidApprovalError) -> Response:
-    return problem("too-large" if error.detail == "bytes" else "malformed", detail=str(error))
+    slug = {"bytes": "too-large", "timeout": "too-slow"}.get(error.detail or "", "malformed")
+    return problem(slug, detail=str(error))
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

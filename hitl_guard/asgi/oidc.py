@@ -21,14 +21,25 @@ from ..guard import Guard
 from ..lifecycle.threads import offload
 from ..models import Principal, check_text
 from .identity import Identity
+from .logs import LOGGER
 from .provider import Provider
-from .sessions import Sessions, cookie_name, set_cookie
+from .sessions import Sessions, cookie_of, set_cookie
 
 LOGIN_MS = 8 * 3_600_000
 """How long a login lasts by default, in milliseconds."""
 
 FLOW_MS = 600_000
 """How long a person may take at the provider, in milliseconds."""
+
+NAMES = ("sub", "email", "preferred_username", "upn")
+"""Claims that may name a person. What is unverified among them keeps somebody from deciding the own request, and lets
+nobody in."""
+
+MAX_DISPLAY = 200
+"""Longest name that is shown, in characters; of a longer one the id is shown."""
+
+MAX_TIME_S = 2**40
+"""Seconds since 1970 that no login was at."""
 
 MAX_COOKIE = 3_800
 """Bytes of a cookie that every browser keeps."""
@@ -88,14 +99,16 @@ class OidcLogin:
 
     async def __call__(self, request: HTTPConnection) -> Identity | None:
         """Return who has logged in with this browser."""
-        cookie = request.cookies.get(cookie_name("oidc", request))
+        cookie = cookie_of(request, "oidc")
         if not cookie:
             return None
         fields = await self._opened(cookie, _LOGIN)
-        if fields is None or fields.get("client") != self._provider.client_id:
+        # A cookie of a version that did not note unverified names must not let anybody decide their own request.
+        if fields is None or fields.get("client") != self._provider.client_id or "unverified" not in fields:
             return None
         who = Principal(
-            fields["id"], tenant=fields["tenant"], roles=tuple(fields["roles"]), aliases=tuple(fields["aliases"])
+            fields["id"], tenant=fields["tenant"], roles=tuple(fields["roles"]), aliases=tuple(fields["aliases"]),
+            unverified_aliases=tuple(fields["unverified"]),
         )
         return Identity(who, fields["display"], "oidc", fields["at"], fields["until"])
 
@@ -114,7 +127,7 @@ class OidcLogin:
         return RedirectResponse(address, status_code=303)
 
     async def _returned(self, request: Request) -> Response:
-        cookie = request.cookies.get(cookie_name("oidc_flow", request))
+        cookie = cookie_of(request, "oidc_flow")
         flow = None if not cookie else await self._opened(cookie, _FLOW)
         given = request.query_params
         code, state = given.get("code"), given.get("state")
@@ -127,9 +140,12 @@ class OidcLogin:
             code=code, issuer=given.get("iss"), redirect_uri=self._callback(request), verifier=flow["verifier"],
             nonce=flow["nonce"], now=now,
         )
-        token = await self._signed(_LOGIN, self._said(claims, now), self._login_ms)
+        said = self._said(claims, now)
+        token = await self._signed(_LOGIN, said, self._login_ms)
         if len(token) > MAX_COOKIE:
-            raise ConfigurationError("This person has too many groups for a cookie: map those that matter in 'roles'.")
+            LOGGER.warning("A login did not fit into a cookie: %d roles, %d bytes.", len(said["roles"]), len(token))
+            raise _unreadable("You are in too many groups for a login here: an administrator must map those that "
+                              "matter in 'roles', or have the provider send fewer.")
         set_cookie(request, "oidc", token, max_age_s=self._login_ms // 1000)
         set_cookie(request, "oidc_flow", "", max_age_s=0)
         return RedirectResponse(flow["next"], status_code=303)
@@ -151,23 +167,27 @@ class OidcLogin:
         if isinstance(groups, str):
             groups = [groups]
         if not isinstance(groups, list) or not all(isinstance(one, str) for one in groups):
-            raise _failed("The provider's groups cannot be read: an administrator must look at the claim.")
+            raise _unreadable("The provider's groups cannot be read: an administrator must look at the claim.")
         mail = claims.get("email") if claims.get("email_verified") is True else None
         if self._id_claim == "email" and mail is None:
             raise _failed("The provider has not verified your mail address: verify it there first.")
-        at = claims.get("auth_time")
+        proven = (mail,) if isinstance(mail, str) and mail else ()
+        names = [claims.get(name) for name in NAMES]
         try:
             who = Principal(
                 claims.get(self._id_claim, ""), tenant=self._tenant, roles=tuple(dict.fromkeys(self._mapped(groups))),
-                aliases=(mail,) if isinstance(mail, str) and mail else (),
+                aliases=proven,
+                unverified_aliases=tuple(one for one in names if isinstance(one, str) and one.strip()),
             )
         except HitlGuardError:
-            raise _failed("The provider does not say who you are: an administrator must look at the claims.") from None
-        name = claims.get("name")
+            raise _unreadable(
+                "The provider does not say who you are: an administrator must look at the claims."
+            ) from None
+        known = set(who.names())
         return {
-            "aliases": list(who.aliases), "at": int(at) * 1000 if isinstance(at, (int, float)) and at > 0 else now,
-            "client": self._provider.client_id, "display": name if isinstance(name, str) and name else who.id,
-            "id": who.id, "roles": list(who.roles), "tenant": who.tenant,
+            "aliases": list(who.aliases), "at": _time(claims.get("auth_time"), now), "client": self._provider.client_id,
+            "display": _display(claims.get("name")) or who.id, "id": who.id, "roles": list(who.roles),
+            "tenant": who.tenant, "unverified": [one for one in who.unverified_aliases if one not in known],
         }
 
     def _mapped(self, groups: list[str]) -> list[str]:
@@ -204,6 +224,24 @@ class OidcLogin:
 
 def _failed(message: str = "The login was not completed: log in again.") -> NotAuthorisedError:
     return NotAuthorisedError(message, detail="login")
+
+
+def _unreadable(message: str) -> NotAuthorisedError:
+    """Return the error for claims that nobody can log in with until somebody changes them; the log tells too."""
+    LOGGER.warning("A login was refused. %s", message)
+    return _failed(message)
+
+
+def _time(at: object, now: int) -> int:
+    """Return the time of a login, epoch milliseconds: what the provider says in seconds, or now."""
+    return int(at) * 1000 if isinstance(at, (int, float)) and 0 < at < MAX_TIME_S else now
+
+
+def _display(name: object) -> str | None:
+    """Return a name to show, if it is one."""
+    if not isinstance(name, str) or len(name) > MAX_DISPLAY:
+        return None
+    return name.encode(errors="replace").decode()
 
 
 def _home(request: HTTPConnection) -> str:

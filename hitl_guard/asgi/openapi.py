@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from .api import ENDPOINTS, Endpoint
+from .endpoints import ENDPOINTS, Endpoint
 from .problems import MEDIA_TYPE
 from .query import SCHEMAS, Query
 from .results import RESULTS, ref
@@ -21,7 +21,7 @@ from .sessions import HEADER
 
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _OPEN = {("GET", "/health"): "Health", ("GET", "/ready"): "Ready"}
-_PAGE_STATUSES = (303, 400, 403, 404, 409, 413, 415, 422, 429, 503)
+_PAGE_STATUSES = (303, 400, 403, 404, 408, 409, 413, 415, 422, 429, 503)
 _BODIES = {endpoint.body.__name__: endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None}
 _TEXT = {"type": "string", "minLength": 1, "maxLength": 100}
 _FORMS: dict[str, dict[str, Any]] = {
@@ -34,10 +34,17 @@ _FORMS: dict[str, dict[str, Any]] = {
         "additionalProperties": False,
     },
     "/control": {
-        "type": "object", "required": ["change", "tool", "user"],
-        "properties": {"change": {"enum": ["pause", "resume", "unmute"], "type": "string"}, "tool": _TEXT,
-                       "user": _TEXT},
+        "type": "object", "required": ["change"],
+        "properties": {
+            "change": {"enum": ["pause", "resume", "unmute"], "type": "string"}, "tool": _TEXT, "agent": _TEXT,
+            "everything": {"const": "1"}, "everywhere": {"const": "1"}, "user": _TEXT, "reason": _TEXT,
+        },
         "additionalProperties": False,
+        "oneOf": [
+            *({"required": [target], "properties": {"change": {"enum": ["pause", "resume"]}}}
+              for target in ("tool", "agent", "everything")),
+            {"required": ["tool", "user"], "properties": {"change": {"const": "unmute"}}},
+        ],
     },
 }
 """Forms whose fields matter to whoever posts them without the page; a browser adds the token to each."""

@@ -15,15 +15,14 @@ from starlette.responses import Response
 
 from .. import canonical
 from ..errors import CanonicalizationError, DecisionError, HitlGuardError, NotAuthorisedError
-from ..lifecycle.toolspec import validate
-from ..models import ApprovalRequest, Decision
-from ..render.markup import differences, laid
-from ..render.secrets import secret_pointers
+from ..lifecycle.threads import offload
+from ..models import Decision
+from . import page_edits
 from . import page_views as views
-from .body import read_body
-from .forms import MAX_BYTES, Edited, Form, edited, malformed, parse
+from .body import SMALL_BODY, read_body
+from .forms import MAX_BYTES, Edited, Form, malformed, parse
 from .identity import Viewer
-from .lists import secrets_of
+from .logs import failed
 from .page_desk import Desk, Handler, address, base_of, see, told
 from .page_looks import the_control, the_runs
 from .problems import slug_of
@@ -46,7 +45,8 @@ async def form_of(desk: Desk, request: Request, viewer: Viewer) -> Form:
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HTTPException(415)
-    form = parse(await read_body(request.receive, limit=MAX_BYTES, headers=request.scope["headers"]))
+    body = await read_body(request.receive, limit=MAX_BYTES, headers=request.scope["headers"])
+    form = parse(body) if len(body) <= SMALL_BODY else await offload(lambda: parse(body))
     if await desk.inbox.sessions.check(request, viewer, {FIELD: form.one(FIELD)}) != "inbox":
         raise NotAuthorisedError("Forms are for people's browsers: use the API.", detail="channel")
     return form
@@ -60,7 +60,10 @@ async def decision(desk: Desk, request: Request, viewer: Viewer) -> Response:
     try:
         asked = await desk.inbox.get(viewer, request.path_params["request_id"])
         if kind == "edit":
-            made = _edited(asked, form)
+            made = edit = await offload(lambda: page_edits.read(asked, form))
+            settings = desk.inbox.guard.settings
+            change = await offload(lambda: page_edits.change(asked, edit, settings))
+            page_edits.check_shown(change, form)
         done = await desk.inbox.decide(viewer, asked.id, _answer(form, kind, made))
     except (HitlGuardError, HTTPException) as error:
         return await _told(desk, request, viewer, error, form, made, kind)
@@ -83,9 +86,8 @@ def _answer(form: Form, kind: str, made: Edited | None) -> Answer:
     if kind == "approve":
         return Answer(approve=True, execute_within=_minutes(form, "within"), **common)
     if kind == "edit":
-        if made is None or made.arguments is None:
-            raise DecisionError("The changed arguments are not right yet: look below.", code="unsupported-value",
-                                detail="form")
+        if made is None:
+            raise malformed()
         return Answer(approve=True, arguments=made.arguments, execute_within=_minutes(form, "within"), **common)
     if kind == "deny":
         return Answer(approve=False, mute=_minutes(form, "mute"), **common)
@@ -99,7 +101,7 @@ def _minutes(form: Form, name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 8 and int(text)):
-        raise DecisionError("A time is a whole number of minutes.", code="unsupported-value", detail="form")
+        raise page_edits.wrong("A time is a whole number of minutes.")
     return int(text) * views.MINUTE_MS
 
 
@@ -110,52 +112,26 @@ def _response(form: Form) -> Any:
     try:
         value = canonical.parse(text)
     except CanonicalizationError as error:
-        raise DecisionError(f"The result is no strict JSON: {error}", code="unsupported-value", detail="form") from None
+        raise page_edits.wrong(f"The result is no strict JSON: {error}") from None
     if value is None:
-        raise DecisionError("null is no answer: deny instead.", code="unsupported-value", detail="form")
+        raise page_edits.wrong("null is no answer: deny instead.")
     return value
 
 
-def _edited(asked: ApprovalRequest, form: Form) -> Edited:
-    made = views.form_of(asked)
-    if not made:
-        raise DecisionError("These arguments cannot be edited here.", code="unsupported-value", detail="form")
-    return edited(made, asked.arguments, form)
-
-
 async def preview(desk: Desk, request: Request, viewer: Viewer) -> Response:
-    """Show what an edit changes, before it is approved. This changes nothing."""
+    """Show what an edit changes, before it is approved. This changes nothing. (See `page_edits`.)"""
     form = await form_of(desk, request, viewer)
     made: Edited | None = None
     try:
         asked = await desk.inbox.get(viewer, request.path_params["request_id"])
-        made = _edited(asked, form)
+        made = edit = await offload(lambda: page_edits.read(asked, form))
         if form.one("back"):
-            return await desk.request(request, viewer, given=form, made=made.fields)
-        arguments = _answer(form, "edit", made).arguments
-        data = desk.inbox.guard._desk.canonical_arguments(arguments)
-        validate(asked.definition, data)
-        if data == asked.canonical:
-            raise DecisionError("Nothing was changed: approve the call as it is.", code="unsupported-value",
-                                detail="form")
+            return await desk.request(request, viewer, given=form, made=edit.fields)
+        settings = desk.inbox.guard.settings
+        context = await offload(lambda: page_edits.context(asked, page_edits.change(asked, edit, settings), form))
     except (HitlGuardError, HTTPException) as error:
         return await _told(desk, request, viewer, error, form, made, "edit")
-    return _previewed(desk, request, viewer, asked, form, data)
-
-
-def _previewed(
-    desk: Desk, request: Request, viewer: Viewer, asked: ApprovalRequest, form: Form, data: bytes
-) -> Response:
-    arguments = canonical.decode(data)
-    schema = None if asked.definition is None else asked.definition.input_schema
-    masks = {*secrets_of(asked), *secret_pointers(schema, arguments)}
-    row = views.Row.of(asked)
-    return desk.page(request, viewer, "preview.html", {
-        "again": [pair for pair in form.all() if pair[0] not in ("answer", "back")],
-        "differences": differences(asked.arguments, arguments, masks=masks), "laid": laid(data, masks=masks),
-        "needed": row.needed, "passkey": row.passkey, "plain": data.decode(), "request": asked,
-        "self_url": address(request, asked), "size": len(data), "warnings": views.warned(data, masks),
-    })
+    return await desk.page(request, viewer, "preview.html", context | {"self_url": address(request, asked)})
 
 
 async def _told(
@@ -163,7 +139,7 @@ async def _told(
 ) -> Response:
     """Show the request as it is now, with what went wrong and what the person had written."""
     if slug_of(error) in ("not-found", "unavailable"):
-        return desk.problem(request, viewer, error)
+        return await desk.problem(request, viewer, error)
     return await desk.request(
         request, viewer, error=error, given=form, made=None if made is None else made.fields, answer=kind
     )
@@ -215,7 +191,7 @@ async def bulk(desk: Desk, request: Request, viewer: Viewer) -> Response:
         raise malformed(f"Select from 1 to {MAX_BULK} requests first.")
     opened = proven(desk.inbox.guard, viewer, form.every("seen")) if kind == "approve" else frozenset()
     results = [await _one_of_many(desk, viewer, form, kind, pick, opened) for pick in picks]
-    return desk.page(request, viewer, "bulk.html", {
+    return await desk.page(request, viewer, "bulk.html", {
         "done": sum(one["good"] for one in results), "results": results,
         "verb": "approved" if kind == "approve" else "denied",
     })
@@ -253,7 +229,10 @@ async def control(desk: Desk, request: Request, viewer: Viewer) -> Response:
     """Pause, resume or unmute; for operators."""
     form = await form_of(desk, request, viewer)
     reason = form.one("reason").strip() or None
-    what = {"tool": form.one("tool").strip() or None, "agent": form.one("agent").strip() or None}
+    what: dict[str, Any] = {
+        "tool": form.one("tool").strip() or None, "agent": form.one("agent").strip() or None,
+        "everything": form.one("everything") == "1", "everywhere": form.one("everywhere") == "1",
+    }
     try:
         match form.one("change"):
             case "pause":
@@ -286,6 +265,7 @@ async def run(desk: Desk, request: Request, viewer: Viewer) -> Response:
             raise
         return await the_runs(desk, request, viewer, error)
     except Exception as error:  # noqa: BLE001  the model's own: the run is stored, and what it says may be secret
+        failed("A run did not go on", error, run=form.one("run"))
         return await the_runs(desk, request, viewer, error, "run-failed")
     return see(f"{base_of(request)}/runs", "resumed")
 
@@ -296,7 +276,7 @@ def _answered(form: Form, given: str) -> Any:
     try:
         return canonical.parse(given)
     except CanonicalizationError as error:
-        raise DecisionError(f"The answer is no strict JSON: {error}", code="unsupported-value", detail="form") from None
+        raise page_edits.wrong(f"The answer is no strict JSON: {error}") from None
 
 
 ACTIONS: dict[str, Handler] = {

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ..errors import HitlGuardError
+from ..lifecycle.threads import offload
 from ..models import ApprovalRequest
 from . import page_views as views
 from .forms import Field, Form
@@ -40,7 +41,7 @@ class Desk:
 
     def __init__(self, inbox: Inbox) -> None:
         self.inbox = inbox
-        self.passkeys = inbox.guard._desk.settings.rp_id is not None
+        self.passkeys = inbox.guard.settings.rp_id is not None
 
     def endpoint(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """Return an endpoint: a login first, and every refusal as a page with its status."""
@@ -49,25 +50,25 @@ class Desk:
             try:
                 viewer = await self.inbox.viewer(request)
                 if viewer is None:
-                    return self._nobody(request)
+                    return await self._nobody(request)
                 return await handler(self, request, viewer)
             except (HitlGuardError, HTTPException) as error:
-                return self.problem(request, viewer, error)
+                return await self.problem(request, viewer, error)
 
         endpoint.__name__, endpoint.__doc__ = handler.__name__, handler.__doc__
         return endpoint
 
-    def _nobody(self, request: Request) -> Response:
+    async def _nobody(self, request: Request) -> Response:
         login = self.inbox.login_path
         if login is not None and request.method in ("GET", "HEAD"):
             return RedirectResponse(f"{base_of(request)}/{login.lstrip('/')}", status_code=303)
-        return self.problem(request, None, HTTPException(401))
+        return await self.problem(request, None, HTTPException(401))
 
-    def page(
+    async def page(
         self, request: Request, viewer: Viewer | None, template: str, context: Mapping[str, Any], *, here: str = "",
         error: BaseException | None = None, headers: Mapping[str, str] | None = None, slug: str | None = None,
     ) -> Response:
-        """Return a page; with an error in it, its status is that of the error.
+        """Return a page, made in a worker thread; with an error in it, its status is that of the error.
 
         Args:
             slug: The error's class, where it is none that `slug_of` knows.
@@ -75,21 +76,27 @@ class Desk:
         slug = slug or (None if error is None else slug_of(error))
         common: dict[str, Any] = {
             "base": base_of(request), "error": None if error is None else told(error, slug),
-            "here": here, "notice": None if error is not None else DONE.get(request.query_params.get("done", "")),
+            "global_operator": viewer is not None and self.inbox.is_global_operator(viewer), "here": here,
+            "notice": None if error is not None else DONE.get(request.query_params.get("done", "")),
             "now": 0 if viewer is None else viewer.now, "operator": viewer is not None and viewer.operator,
             "passkeys": self.passkeys and viewer is not None, "seen": "", "static": views.static_version(),
             "token": "" if viewer is None else self.inbox.sessions.token(request, viewer),
             "who": None if viewer is None else viewer.display,
         }
-        text = views.templates().get_template(template).render(**(common | dict(context)))
-        return HTMLResponse(text, 200 if slug is None else PROBLEMS[slug][0], headers)
+        status = 200 if slug is None else PROBLEMS[slug][0]
 
-    def problem(self, request: Request, viewer: Viewer | None, error: BaseException) -> Response:
+        def made() -> Response:
+            text = views.templates().get_template(template).render(**(common | dict(context)))
+            return HTMLResponse(text, status, headers)
+
+        return await offload(made)
+
+    async def problem(self, request: Request, viewer: Viewer | None, error: BaseException) -> Response:
         """Return a page that says what is wrong, as coarsely as the API does."""
         status, title = PROBLEMS[slug_of(error)]
         headers = {"retry-after": "5"} if status == 503 else {}
         context = {"title": title, "said": said_of(error)}
-        response = self.page(request, viewer, "problem.html", context, headers=headers)
+        response = await self.page(request, viewer, "problem.html", context, headers=headers)
         response.status_code = status
         return response
 
@@ -99,12 +106,14 @@ class Desk:
     ) -> Response:
         """Return a request's page; the other arguments are those of `page_views.detail`."""
         dossier = await self.inbox.show(viewer, request.path_params["request_id"])
-        context = views.detail(dossier, viewer, revealed=revealed, given=given, made=made, answer=answer)
+        context = await offload(lambda: views.detail(
+            dossier, viewer, self.inbox.guard.settings, revealed=revealed, given=given, made=made, answer=answer
+        ))
         asked = dossier.request
         more: dict[str, Any] = {"self_url": address(request, asked), "seen": proof(self.inbox.guard, viewer, asked)}
         if not _is_true(request.query_params.get("done"), asked, viewer):
             more["notice"] = None  # the address is anybody's to write
-        return self.page(request, viewer, "request.html", context | more, error=error)
+        return await self.page(request, viewer, "request.html", context | more, error=error)
 
 
 def _is_true(done: str | None, asked: ApprovalRequest, viewer: Viewer) -> bool:

@@ -38,10 +38,10 @@ async def the_list(desk: Desk, request: Request, viewer: Viewer) -> Response:
     context = {
         "choices": [(value, label) for value, (label, _) in views.CHOICES.items()], "damaged": listing.damaged,
         "filters": given, "first": urlencode(kept),
-        "following": listing.next and urlencode({**kept, "cursor": listing.next}), "rows": rows,
-        "waiting": f"{waiting}+" if waiting and listing.next else waiting,
+        "following": listing.next and urlencode({**kept, "cursor": listing.next}), "looked": listing.looked,
+        "rows": rows, "waiting": f"{waiting}+" if waiting and listing.next else waiting,
     }
-    return desk.page(request, viewer, "list.html", context, here="list")
+    return await desk.page(request, viewer, "list.html", context, here="list")
 
 
 async def the_request(desk: Desk, request: Request, viewer: Viewer) -> Response:
@@ -53,7 +53,8 @@ async def the_passkeys(desk: Desk, request: Request, viewer: Viewer) -> Response
     """Show the viewer's passkeys."""
     if not desk.passkeys:
         raise HTTPException(404)
-    return desk.page(request, viewer, "passkeys.html", {"keys": await desk.inbox.passkeys(viewer)}, here="passkeys")
+    keys = await desk.inbox.passkeys(viewer)
+    return await desk.page(request, viewer, "passkeys.html", {"keys": keys}, here="passkeys")
 
 
 async def the_control(
@@ -63,11 +64,14 @@ async def the_control(
     control = await desk.inbox.control(viewer)
     doubtful = await desk.inbox.list(viewer, states=("in_doubt",), limit=PAGE_SIZE)
     context = {
-        "control": control, "doubtful": [views.Row.of(one) for one in doubtful.items], "more": doubtful.next,
+        "control": control, "doubtful": [views.Row.of(one) for one in doubtful.items],
+        "all_known": viewer.operator and not doubtful.items and not doubtful.damaged and doubtful.next is None,
+        "damaged": doubtful.damaged, "looked": doubtful.looked,
+        "more": doubtful.next and urlencode({"state": "in_doubt", "cursor": doubtful.next}),
         "input": {"reason": "" if given is None else given.one("reason")},
         "policy": desk.inbox.guard.policy_version,
     }
-    return desk.page(request, viewer, "control.html", context, here="control", error=error)
+    return await desk.page(request, viewer, "control.html", context, here="control", error=error)
 
 
 async def the_runs(
@@ -80,11 +84,11 @@ async def the_runs(
     except NotAuthorisedError as refusal:
         waiting, error = await desk.inbox.runs(viewer), refusal
     context = {"runs": waiting.runs, "damaged": waiting.damaged, "user": user or "", "own": viewer.principal.id}
-    return desk.page(request, viewer, "runs.html", context, here="runs", error=error, slug=slug)
+    return await desk.page(request, viewer, "runs.html", context, here="runs", error=error, slug=slug)
 
 
 async def static(request: Request) -> Response:
-    """Return a static file; there are three, and they hold nothing of anybody's."""
+    """Return a static file; there are few, and they hold nothing of anybody's."""
     name = request.path_params["name"]
     content = views.static_files().get(name)
     if content is None:

@@ -15,20 +15,26 @@ from markupsafe import Markup
 from markupsafe import escape as html
 
 from .. import canonical
+from ..lifecycle.rights import Parties, check_resolver, check_revoker, passes
 from ..models import ApprovalRequest
 from ..render import left, utc, warnings
 from ..render.markup import Difference, Laid, differences, finalize, laid, shown, text, value_text
 from ..render.request import requirement_text
-from ..render.secrets import masked, secret_pointers
+from ..render.secrets import masked, pointer, secret_pointers
 from .forms import Field, Form, fields
 from .identity import Viewer
 from .lists import secrets_of
-from .visibility import is_requester, may_decide, waits_for
+from .views import STORED
+from .visibility import waits_for
 
 if TYPE_CHECKING:
     from ..lifecycle.dossier import Dossier
+    from ..lifecycle.settings import Settings
 
-STATIC = {"icon.svg": "image/svg+xml", "inbox.css": "text/css", "inbox.js": "text/javascript"}
+SCRIPTS = ("inbox.js", "list.js", "passkeys.js", "keys.js")
+"""The scripts in the order in which a page runs them."""
+
+STATIC = {"icon.svg": "image/svg+xml", "inbox.css": "text/css"} | dict.fromkeys(SCRIPTS, "text/javascript")
 """Every static file and its type."""
 
 STATES: dict[str, str] = {
@@ -61,6 +67,9 @@ CHOICES: dict[str, tuple[str, tuple[str, ...] | None]] = {
 MUTES = ((60, "an hour"), (1440, "a day"), (10_080, "a week"))
 """``(minutes, words)`` for which a denial may also refuse the same tool for the same requester."""
 
+REVOCABLE = frozenset({"pending", "approved", "suspended"})
+"""States in which a request can be withdrawn."""
+
 MINUTE_MS = 60_000
 
 
@@ -85,7 +94,9 @@ def templates() -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )
     made.filters.update({"raw": html, "shown": shown, "t": text, "value": value_text})
-    made.globals.update(lay=lay, ms=epoch_ms, mutes=MUTES, remaining=remaining, since=since, utc=utc, words=STATES)
+    made.globals.update(
+        lay=lay, ms=epoch_ms, mutes=MUTES, remaining=remaining, scripts=SCRIPTS, since=since, utc=utc, words=STATES
+    )
     return made
 
 
@@ -101,7 +112,7 @@ def since(then: int, now: int) -> str:
 
 def lay(value: Any) -> Markup:
     """Return any plain JSON data, laid out."""
-    return laid(canonical.canonicalize(value)).lines
+    return laid(canonical.canonicalize(value, limits=STORED)).lines
 
 
 def epoch_ms(moment: datetime) -> int:
@@ -115,7 +126,7 @@ class Row:
 
     Attributes:
         risk: The rules' words for the risk, or "".
-        given, needed: People who approved, and how many the largest quorum needs.
+        given, needed: Of the rule that lacks most: people whose approval counts, and how many it needs.
         passkey: Whether a decision needs a passkey.
         single: Why it cannot be approved together with others, or "".
     """
@@ -132,10 +143,10 @@ class Row:
         """Return the row of a request."""
         needs = request.requirements
         risks = dict.fromkeys(need.risk for need in needs if need.risk)
-        given = len({vote.approver for vote in request.votes if vote.approve and not vote.automatic})
-        needed = max((need.quorum for need in needs), default=1)
+        progress = [(need.quorum, count) for need, count in zip(needs, request.approvals, strict=True)]
+        needed, given = max(progress, key=lambda one: (one[0] - one[1], one[0]), default=(1, 0))
         passkey = needs_passkey(request)
-        single = "passkey" if passkey else "quorum" if needed > 1 else ""
+        single = "passkey" if passkey else "quorum" if any(need.quorum > 1 for need in needs) else ""
         return cls(request, ", ".join(risks), given, needed, passkey, single)
 
 
@@ -159,16 +170,35 @@ def form_of(request: ApprovalRequest) -> tuple[Field, ...]:
 def warned(data: bytes, masks: Collection[str]) -> tuple[str, ...]:
     """Return the warnings about canonical arguments; what is masked is not looked at."""
     if masks:
-        data = canonical.canonicalize(masked(canonical.decode(data), masks))
+        data = canonical.canonicalize(masked(canonical.decode(data), masks), limits=STORED)
     return warnings(data)
+
+
+def compared(before: Any, after: Any, masks: Collection[str]) -> list[Difference]:
+    """Return where two calls' arguments differ. What is secret is named whenever a side has it, the same or not: to
+    tell would be to tell a guess from a miss.
+    """
+    return differences(_veiled(before, masks, "before"), _veiled(after, masks, "after"), masks=masks)
+
+
+def _veiled(value: Any, masks: Collection[str], veil: str, place: str = "") -> Any:
+    """Return a copy in which a veil stands for each secret, whatever is below it."""
+    if place in masks:
+        return veil
+    if isinstance(value, dict):
+        return {name: _veiled(item, masks, veil, place + pointer(name)) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_veiled(item, masks, veil, place + pointer(index)) for index, item in enumerate(value)]
+    return value
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """The attempt before, and how this one differs."""
+    """The attempt before, and how this one differs. ``secret``: values of theirs are masked, and not compared."""
 
     request: ApprovalRequest
     differences: list[Difference]
+    secret: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +210,13 @@ class TurnCall:
 
 
 def detail(
-    dossier: Dossier, viewer: Viewer, *, revealed: Collection[str] = (), given: Form | None = None,
+    dossier: Dossier, viewer: Viewer, settings: Settings, *, revealed: Collection[str] = (), given: Form | None = None,
     made: tuple[Field, ...] | None = None, answer: str = "",
 ) -> dict[str, Any]:
     """Return the context of a request's page.
 
     Args:
+        settings: The guard's.
         revealed: JSON pointers of secret values that may be shown, since that is in the audit log by now.
         given: What the person had posted, to be kept. made: The form as the person left it. answer: Which form.
     """
@@ -193,6 +224,7 @@ def detail(
     secrets = secrets_of(request)
     masks = secrets - set(revealed)
     row = Row.of(request)
+    who, operator = Parties(request.requesters, request.agent_names), {"operator_role": settings.operator_role}
     return {
         "answer": answer, "context": dossier.context and laid(canonical.canonicalize(dict(dossier.context))),
         "description": request.definition and request.definition.description,
@@ -200,9 +232,10 @@ def detail(
         "fields": form_of(request) if made is None else made,
         "given": row.given, "history": [_happened(one) for one in dossier.history],
         "input": _input(given), "laid": laid(request.canonical, masks=masks),
-        "may_decide": waits_for(request, viewer), "may_resolve": viewer.operator and request.state == "in_doubt",
-        "may_revoke": request.state in ("pending", "approved", "suspended") and (
-            viewer.operator or is_requester(request, viewer) or may_decide(request, viewer)
+        "may_decide": waits_for(request, viewer),
+        "may_resolve": request.state == "in_doubt" and passes(check_resolver, who, viewer.principal, **operator),
+        "may_revoke": request.state in REVOCABLE and passes(
+            check_revoker, request.requirements, who, viewer.principal, **operator
         ),
         "needed": row.needed, "needs": _needs(dossier), "passkey": row.passkey,
         "previous": _earlier(dossier, secrets), "request": request, "size": len(request.canonical),
@@ -242,7 +275,7 @@ def _earlier(dossier: Dossier, secrets: Collection[str]) -> Earlier | None:
         return None
     # Secret is what either side says: a definition may have changed in between.
     masks = {*secrets, *secrets_of(before)}
-    return Earlier(before, differences(before.arguments, dossier.request.arguments, masks=masks))
+    return Earlier(before, compared(before.arguments, dossier.request.arguments, masks), bool(masks))
 
 
 def _turn_call(request: ApprovalRequest, tool: str, arguments: Any, secrets: Collection[str]) -> TurnCall:

@@ -6,10 +6,10 @@ the caller may not see get the same bytes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -35,6 +35,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "refused": (403, "An approval in this request is refused."),
     "not-found": (404, "There is nothing here that you may see."),
     "method-not-allowed": (405, "This address does not take that method."),
+    "too-slow": (408, "This came too slowly: send it again."),
     "already-decided": (409, "This was decided already."),
     "ambiguous": (409, "Several things could be meant: name one."),
     "busy": (409, "Somebody else is at it: try again."),
@@ -63,9 +64,11 @@ _BY_CODE = {
     "unsupported-value": "unprocessable",
 }
 _BY_DETAIL = {"malformed": "malformed", "unknown": "not-found"}
+_OF_BODIES = {"length": "malformed", "timeout": "too-slow"}
+"""Detail of a `CanonicalizationError` of `body.read_body` → class."""
 _BY_STATUS = {
     status: slug for slug, (status, _) in PROBLEMS.items() if slug in (
-        "malformed", "unauthenticated", "forbidden", "not-found", "method-not-allowed", "too-large",
+        "malformed", "unauthenticated", "forbidden", "not-found", "method-not-allowed", "too-slow", "too-large",
         "unsupported-media-type", "unprocessable", "limited", "internal", "unavailable",
     )
 }
@@ -85,6 +88,8 @@ def slug_of(error: BaseException) -> str:
         return "unavailable"  # nothing can be signed here now
     if not isinstance(error, (AgentError, CanonicalizationError, DecisionError, RefusedError)):
         return "internal"
+    if isinstance(error, CanonicalizationError) and error.detail in _OF_BODIES:
+        return _OF_BODIES[error.detail]
     if error.code == "invalid-approval":
         return _BY_DETAIL.get(error.detail or "", "damaged")
     return _BY_CODE.get(error.code, "internal")
@@ -110,7 +115,8 @@ def problem(slug: str, *, headers: Mapping[str, str] | None = None, **members: A
         sent.setdefault("www-authenticate", 'Bearer realm="hitl_guard"')
     if slug == "unavailable":
         sent.setdefault("retry-after", str(RETRY_AFTER_S))
-    return Response(orjson.dumps(body), status, sent, MEDIA_TYPE)
+    # Printable ASCII, as every answer of the API: what an error repeats may hold bidirectional or control characters.
+    return Response(json.dumps(body), status, sent, MEDIA_TYPE)
 
 
 def said_of(error: BaseException) -> str | None:

@@ -9,7 +9,6 @@ from starlette.requests import Request
 
 from ..errors import DecisionError
 from ..lifecycle.state import STATES
-from ..models import MAX_FIELD_BYTES
 from ..signing import MAX_TIME_MS
 from .lists import MAX_LIMIT
 
@@ -69,13 +68,9 @@ def _value(parameter: Query, text: str) -> Any:
     elif "enum" in schema:
         if text in schema["enum"]:
             return text
-    elif schema["minLength"] <= len(text) <= schema["maxLength"] and _fits(text, schema["maxLength"]):
+    elif schema["minLength"] <= len(text) <= schema["maxLength"]:
         return text
     raise _malformed(f"'{parameter.key}' cannot be used")
-
-
-def _fits(text: str, most: int) -> bool:
-    return len(text.encode("utf-8", "replace")) <= max(most, MAX_FIELD_BYTES)
 
 
 def _malformed(what: str) -> DecisionError:

@@ -58,6 +58,7 @@ _RUN = exactly(
     agent=TEXT, resource_id=TEXT, run_id=TEXT, status={"enum": ["interrupted", "suspended"], "type": "string"},
     suspended_at=TIME, thread_id=maybe(TEXT), tool_calls=many(_CALL),
 )
+_PAUSE = exactly(kind={"enum": ["agent", "all", "tool"], "type": "string"}, name=TEXT)
 _PASSKEY = exactly(created_at=TIME, id=TEXT, name=TEXT, transports=many(TEXT), used_at=maybe(TIME))
 
 RESULTS: dict[str, Schema] = {
@@ -66,8 +67,8 @@ RESULTS: dict[str, Schema] = {
         "properties": {"confirm": maybe(FREE), "options": FREE, "ticket": TEXT},
     },
     "Control": exactly(
-        mutes=many(FREE), now=TIME, pauses=many(exactly(kind=TEXT, name=TEXT)), policy=maybe(TEXT), restored=FLAG,
-        version=NUMBER,
+        everywhere=many(_PAUSE), everywhere_restored=FLAG, mutes=many(FREE), now=TIME, pauses=many(_PAUSE),
+        policy=maybe(TEXT), restored=FLAG, version=NUMBER,
     ),
     "Decision": exactly(
         approve=FLAG, approver=TEXT, at=TIME, automatic=FLAG, channel=TEXT, fingerprint=TEXT, policy_version=TEXT,
@@ -104,8 +105,8 @@ RESULTS: dict[str, Schema] = {
     "Revealed": exactly(value=ANY),
     "Runs": exactly(damaged=many(exactly(code=TEXT, run_id=TEXT)), runs=many(_RUN), total=NUMBER),
     "Session": exactly(
-        display=TEXT, id=TEXT, kind=TEXT, now=TIME, operator=FLAG, roles=many(TEXT), tenant=TEXT,
-        token=maybe(TEXT),
+        display=TEXT, global_operator=FLAG, id=TEXT, kind=TEXT, now=TIME, operator=FLAG, roles=many(TEXT),
+        tenant=TEXT, token=maybe(TEXT),
     ),
     "State": exactly(state=STATE),
 }

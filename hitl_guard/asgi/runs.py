@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AgentError, ConfigurationError, NotAuthorisedError
 from ..guard import Guard
+from ..lifecycle.threads import offload
 from ..render.secrets import masked, secret_pointers
 from .identity import Viewer
 
@@ -76,7 +78,7 @@ class Runs:
                 user=owner, tenant=viewer.tenant, thread_id=thread_id, resource_id=resource_id, from_date=from_date,
                 to_date=to_date, per_page=per_page, page=page,
             )
-            found += [(one.id, _masked(one, run)) for run in part.runs]
+            found += await offload(partial(_all_masked, one, part.runs))
             damaged += part.damaged
             total += part.total
         return WaitingRuns(tuple(found), total, tuple(damaged))
@@ -120,6 +122,10 @@ class Runs:
         if agent not in self.agents:
             raise AgentError("There is no such agent here.", detail="agent")
         return self.agents[agent]
+
+
+def _all_masked(agent: Agent, runs: Iterable[SuspendedRun]) -> list[tuple[str, SuspendedRun]]:
+    return [(agent.id, _masked(agent, run)) for run in runs]
 
 
 def _masked(agent: Agent, run: SuspendedRun) -> SuspendedRun:

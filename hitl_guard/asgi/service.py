@@ -13,34 +13,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import HTTPConnection
 
-from .. import audit
 from ..aio import AsyncGuard
-from ..errors import (
-    ConfigurationError,
-    DecisionError,
-    HitlGuardError,
-    NotAuthorisedError,
-    RefusedError,
-    StoreRolledBackError,
-)
+from ..errors import ConfigurationError, DecisionError, HitlGuardError, RefusedError, StoreRolledBackError
 from ..guard import Guard
-from ..lifecycle.desk import ROUNDS, busy
+from ..lifecycle.bound import canonical_arguments
+from ..lifecycle.revealing import at
 from ..lifecycle.threads import offload
 from ..models import ApprovalRequest, Decision
-from ..render.secrets import MASK, pointer
-from ..rows import Draft
-from ..store.base import Append
+from ..render.secrets import MASK
 from . import lists
 from .events import Hub, Pace
 from .identity import Authenticate, Doorkeeper, Viewer
 from .lists import Filters, Listing, secrets_of
+from .operators import Operators
 from .runs import Runs
 from .sessions import Sessions
 from .visibility import visible
 
 if TYPE_CHECKING:
     from ..agent import Agent
-    from ..lifecycle.control import Control
     from ..lifecycle.credentials import Assertion, Challenge, Credential, Registration
     from ..lifecycle.dossier import Dossier
 
@@ -70,7 +61,7 @@ class Answer:
     channel: str = "inbox"
 
 
-class Inbox(Runs):
+class Inbox(Runs, Operators):
     """The operations of one app, and what its parts share.
 
     Attributes:
@@ -153,23 +144,12 @@ class Inbox(Runs):
             place: Its JSON pointer.
 
         Raises:
-            InvalidApprovalError: there is no such secret that this viewer may see.
+            DecisionError: ``invalid-approval``, detail unknown: there is no such secret that this viewer may see.
+            UnavailableError: it could not be written to the audit log; nothing is told then.
         """
-        return await offload(lambda: self._reveal(viewer, request_id, place))
-
-    def _reveal(self, viewer: Viewer, request_id: str, place: str) -> Any:
-        request = self._get(viewer, request_id)
-        if place not in secrets_of(request):
-            raise unseen()
-        desk = self.guard._desk
-        body = audit.body(
-            by=viewer.principal.id, fingerprint=request.fingerprint, place=place, request=request.id
+        return await self._act(
+            viewer, request_id, lambda: self.guard.reveal(request_id, place, by=viewer.principal)
         )
-        for _ in range(ROUNDS):
-            draft = Draft("argument:revealed", viewer.tenant, desk.store.now(), body)
-            if desk.store.write([Append(draft)], desk.sealer) is not None:
-                return _at(request.arguments, place)
-        raise busy()
 
     # -- deciding ------------------------------------------------------------------------------------------------
 
@@ -204,12 +184,12 @@ class Inbox(Runs):
         if not isinstance(answer.arguments, dict):
             return
         try:
-            raw = self.guard._desk.canonical_arguments(answer.arguments)
+            raw = canonical_arguments(answer.arguments, self.guard.settings)
             edited = replace(self._get(viewer, request_id), canonical=raw)
         except HitlGuardError:
             return  # the guard will say, and audit, what is wrong
         for place in secrets_of(edited):
-            if _at(answer.arguments, place) == MASK:
+            if at(answer.arguments, place) == MASK:
                 raise DecisionError(
                     "The edited arguments hold a mask where the secret was: reveal it first, or leave it out.",
                     code="unsupported-value", detail="masked",
@@ -249,38 +229,6 @@ class Inbox(Runs):
 
         return await offload(acted, must_end=True)
 
-    # -- operators -----------------------------------------------------------------------------------------------
-
-    async def control(self, viewer: Viewer) -> Control:
-        """Return what is paused and muted; for operators."""
-        if not viewer.operator:
-            raise NotAuthorisedError("This is for operators.", detail="role")
-        return await offload(lambda: self.guard.control(viewer.tenant))
-
-    async def pause(
-        self, viewer: Viewer, *, tool: str | None = None, agent: str | None = None, reason: str | None = None
-    ) -> None:
-        """Stop a tool, an agent or everything; see `hitl_guard.Guard.pause`."""
-        _one_of(tool, agent)
-        await offload(
-            lambda: self.guard.pause(by=viewer.principal, tool=tool, agent=agent, reason=reason), must_end=True
-        )
-
-    async def unpause(
-        self, viewer: Viewer, *, tool: str | None = None, agent: str | None = None, reason: str | None = None
-    ) -> None:
-        """Take a pause away; see `hitl_guard.Guard.resume`."""
-        _one_of(tool, agent)
-        await offload(
-            lambda: self.guard.resume(by=viewer.principal, tool=tool, agent=agent, reason=reason), must_end=True
-        )
-
-    async def unmute(self, viewer: Viewer, *, user: str, tool: str, reason: str | None = None) -> None:
-        """Take a mute away; see `hitl_guard.Guard.unmute`."""
-        await offload(
-            lambda: self.guard.unmute(by=viewer.principal, user=user, tool=tool, reason=reason), must_end=True
-        )
-
     # -- passkeys ------------------------------------------------------------------------------------------------
 
     async def passkeys(self, viewer: Viewer) -> Sequence[Credential]:
@@ -311,26 +259,10 @@ class Inbox(Runs):
         await offload(lambda: self.guard.remove_passkey(credential_id, by=viewer.principal), must_end=True)
 
     def _with_passkeys(self) -> None:
-        if self.guard._desk.settings.rp_id is None:
+        if self.guard.settings.rp_id is None:
             raise unseen()  # the guard's settings name no relying party: there are no passkeys here
 
 
 def unseen() -> DecisionError:
     """Return the error for what is unknown, another tenant's, or not for this viewer: nobody can tell them apart."""
     return DecisionError("There is no such request; look at the list again.", detail="unknown")
-
-
-def _one_of(tool: str | None, agent: str | None) -> None:
-    if tool is not None and agent is not None:
-        raise DecisionError("Name a tool or an agent, one at a time.", detail="malformed")
-
-
-def _at(value: Any, place: str) -> Any:
-    """Return what a JSON pointer that was found in this very value leads to."""
-    for step in place.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        value = value[int(name)] if isinstance(value, list) else value[name]
-    return value
-
-
-__all__ = ["Answer", "Inbox", "pointer", "unseen"]

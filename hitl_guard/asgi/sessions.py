@@ -60,7 +60,7 @@ class Sessions:
     def token(self, request: HTTPConnection, viewer: Viewer) -> str:
         """Return a token for the forms of a page; the response sets the cookie if the browser has none yet."""
         name = cookie_name("session", request)
-        cookie = request.cookies.get(name)
+        cookie = cookie_of(request, "session")
         if not cookie:
             waiting = request.scope.setdefault(COOKIES, {})
             if name not in waiting:
@@ -90,7 +90,7 @@ class Sessions:
         if not self.is_same_origin(request):
             return NotAuthorisedError("This did not come from a page of this site. Open the page here.",
                                       detail="cross-site")
-        cookie = request.cookies.get(cookie_name("session", request))
+        cookie = cookie_of(request, "session")
         token = request.headers.get(HEADER) if form is None else form.get(FIELD)
         if cookie and token and self._is_bound(token, cookie, viewer):
             return None
@@ -157,6 +157,21 @@ def is_local(request: HTTPConnection) -> bool:
 def cookie_name(name: str, request: HTTPConnection) -> str:
     """Return the full name of one of our cookies: with ``__Host-``, which no other host of the domain can set."""
     return f"hitl_{name}" if is_local(request) else f"__Host-hitl_{name}"
+
+
+def cookie_of(request: HTTPConnection, name: str) -> str | None:
+    """Return the value of one of our cookies, or None: there is none, or there are two, or it is none of our making.
+
+    The name is compared byte for byte. Lenient readers drop odd bytes around a name, so that a cookie which any host of
+    the domain may set would be read as one with ``__Host-``.
+    """
+    wanted = cookie_name(name, request).encode()
+    values = [
+        value
+        for header, line in request.scope["headers"] if header.lower() == b"cookie"
+        for found, _, value in (part.lstrip(b" ").partition(b"=") for part in line.split(b";")) if found == wanted
+    ]
+    return values[0].decode() if len(values) == 1 and values[0].isascii() else None
 
 
 def cookie_header(name: str, value: str, *, max_age_s: int | None = None) -> str:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ..lifecycle.credentials import Credential
     from ..lifecycle.dossier import Dossier
 
+STORED = canonical.Limits(max_bytes=2**40, max_depth=200, max_nodes=2**31, max_digits=4_300)
+"""Limits for what is shown: it was within the guard's own when it was asked for."""
+
 _LONG = ("arguments", "canonical", "warnings")
 """What a line of a list leaves out."""
 
@@ -38,9 +41,8 @@ def request_view(request: ApprovalRequest, viewer: Viewer) -> dict[str, Any]:
     view = request_json(request) | {"secrets": sorted(secrets), "waits_for_me": waits_for(request, viewer)}
     if secrets:
         shown = {} if "" in secrets else masked(view["arguments"], secrets)
-        view |= {
-            "arguments": shown, "canonical": None, "warnings": list(warnings(canonical.canonicalize(shown))),
-        }
+        data = canonical.canonicalize(shown, limits=STORED)
+        view |= {"arguments": shown, "canonical": None, "warnings": list(warnings(data))}
     return view
 
 
@@ -119,13 +121,16 @@ def result_view(result: AgentResult) -> dict[str, Any]:
 
 
 def control_view(control: Control, now: int) -> dict[str, Any]:
-    """Return what is paused and muted in a tenant."""
+    """Return what is paused and muted in a tenant, and what is paused in all of them."""
     return {
-        "mutes": [dataclasses.asdict(one) for one in control.mutes],
-        "now": now,
-        "pauses": [{"kind": kind, "name": name} for kind, name in sorted(control.pauses)],
+        "everywhere": _pauses(control.everywhere), "everywhere_restored": control.everywhere_restored,
+        "mutes": [dataclasses.asdict(one) for one in control.mutes], "now": now, "pauses": _pauses(control.pauses),
         "policy": control.policy, "restored": control.restored, "version": control.version,
     }
+
+
+def _pauses(pauses: frozenset[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"kind": kind, "name": name} for kind, name in sorted(pauses)]
 
 
 def passkey_view(credential: Credential) -> dict[str, Any]:

@@ -5,12 +5,8 @@ To everybody else, and in every other tenant, it looks exactly like an id that d
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
-
-from ..envelope import Vote
-from ..errors import NotAuthorisedError
-from ..lifecycle.rights import Parties, entitled, folded
+from ..lifecycle import rights
+from ..lifecycle.rights import Parties, folded
 from ..models import ApprovalRequest, Requirement
 from .identity import Viewer
 
@@ -19,13 +15,10 @@ def visible(request: ApprovalRequest, viewer: Viewer) -> bool:
     """Return whether a viewer sees a verified request."""
     if request.tenant != viewer.tenant:
         return False
-    return viewer.operator or is_requester(request, viewer) or has_voted(request, viewer) or may_decide(request, viewer)
-
-
-def is_requester(request: ApprovalRequest, viewer: Viewer) -> bool:
-    """Return whether the viewer is on the side that asked."""
-    # Exactly: names are folded where they exclude somebody, and never where they let somebody in.
-    return request.user in viewer.principal.names()
+    return rights.may_see(
+        request.requirements, _parties(request), viewer.principal, user=request.user, operator=viewer.operator,
+        voters=(vote.approver for vote in request.votes if not vote.automatic),
+    )
 
 
 def has_voted(request: ApprovalRequest, viewer: Viewer) -> bool:
@@ -35,32 +28,20 @@ def has_voted(request: ApprovalRequest, viewer: Viewer) -> bool:
 
 def may_decide(request: ApprovalRequest, viewer: Viewer) -> bool:
     """Return whether the rules let the viewer decide, whatever the channel, the evidence and the state are."""
-    try:
-        entitled(
-            [_anywhere(need) for need in request.requirements], Parties(request.requesters, request.agent_names),
-            _vote(viewer),
-        )
-    except NotAuthorisedError:
-        return False
-    return True
+    return rights.may_decide(request.requirements, _parties(request), viewer.principal)
+
+
+def _parties(request: ApprovalRequest) -> Parties:
+    return Parties(request.requesters, request.agent_names)
+
+
+def sits_at(entries: frozenset[str], viewer: Viewer) -> bool:
+    """Return whether rules that name these approvers (see `floods.desk_entries`) could let the viewer decide."""
+    need = Requirement(approvers=() if "" in entries else tuple(sorted(entries)))
+    return rights.may_decide([need], Parties(frozenset(), frozenset()), viewer.principal)
 
 
 def waits_for(request: ApprovalRequest, viewer: Viewer) -> bool:
     """Return whether a decision of this viewer is what the request waits for."""
     voters = folded(vote.approver for vote in request.votes if not vote.automatic)
     return request.state == "pending" and viewer.names.isdisjoint(voters) and may_decide(request, viewer)
-
-
-@functools.lru_cache(maxsize=1024)
-def _anywhere(need: Requirement) -> Requirement:
-    return replace(need, channels=(), evidence="hmac")
-
-
-def _vote(viewer: Viewer) -> Vote:
-    """Return what the viewer's vote would look like, as far as rights go."""
-    who = viewer.principal
-    return Vote(
-        tenant=who.tenant, request_id="", fingerprint="", policy_version="", approver=who.id, kind=who.kind,
-        names=tuple(viewer.names), roles=who.roles, channel="", credential=None, approve=True, automatic=False,
-        reason=None, response=None, nonce="",
-    )

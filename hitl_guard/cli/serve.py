@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import ipaddress
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, HitlGuardError
 from ._common import Setup, say, setup_options
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from ..agent import Agent
+    from ..guard import Guard
     from ..lifecycle.settings import Settings
 
 
@@ -24,6 +29,11 @@ if TYPE_CHECKING:
 @setup_options(tenant=False, policy=True)
 @click.option("--authenticate", metavar="MODULE:NAME",
               help="Your function from the request to a Principal or None, or an authenticator of hitl_guard.asgi.")
+@click.option("--guard", "guard_name", metavar="MODULE:NAME",
+              help="Your own Guard or AsyncGuard, or a function that returns it, in the place of --store, --keys and "
+                   "--policy: with its settings. Passkeys need its 'rp_id' and 'rp_origins'.")
+@click.option("--agents", "agents_name", metavar="MODULE:NAME",
+              help="With --guard: a list of your agents, or a function that returns it; their runs are shown too.")
 @click.option("--host", default="127.0.0.1", show_default=True,
               help="Any address but this machine's own needs TLS or --proxy.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(1, 65535), help="The port.")
@@ -38,8 +48,8 @@ if TYPE_CHECKING:
 @click.option("--demo", "is_demo", is_flag=True,
               help="A demo agent with a database of its own, and login links for three people.")
 def serve(
-    setup: Setup, authenticate: str | None, host: str, port: int, origin: str | None, tls_certificate: str | None,
-    tls_key: str | None, proxies: tuple[str, ...], is_demo: bool,
+    setup: Setup, authenticate: str | None, guard_name: str | None, agents_name: str | None, host: str, port: int,
+    origin: str | None, tls_certificate: str | None, tls_key: str | None, proxies: tuple[str, ...], is_demo: bool,
 ) -> None:
     """Serve the inbox. It refuses to start without keys, store, policy and authenticator."""
     local = _is_local(host)
@@ -53,6 +63,7 @@ def serve(
         raise click.UsageError("Give --origin URL: the address that people type.")
     origin = origin or f"{'https' if tls_certificate else 'http'}://localhost:{port}"
     options = {"host": host, "port": port, "ssl_certfile": tls_certificate, "ssl_keyfile": tls_key}
+    _check_guard(guard_name, agents_name, is_demo)
     if is_demo:
         if not local:
             raise click.UsageError("The demo runs on this machine only.")
@@ -68,18 +79,83 @@ def serve(
             "Give --authenticate MODULE:NAME: the inbox must know who is looking. 'hitl-guard serve --demo' shows it "
             "with login links.", detail="authenticator",
         )
-    _serve(setup, _loaded(authenticate), origin, proxies, options)
+    who = _loaded("--authenticate", authenticate)
+    with _guard(setup, guard_name, origin) as guard:
+        agents = _agents(agents_name)
+        _serve(guard, agents, who, origin, proxies, options)
 
 
-def _serve(setup: Setup, authenticate: Any, origin: str, proxies: tuple[str, ...], options: dict[str, Any]) -> None:
+def _serve(
+    guard: Guard, agents: list[Agent], authenticate: Any, origin: str, proxies: tuple[str, ...],
+    options: dict[str, Any],
+) -> None:
     from ..asgi import create_app
     from ..asgi.proxy import BehindProxy
 
-    with setup.store() as store:
-        guard = setup.guard(store, deciding=True, settings=_settings(origin))
-        app: ASGIApp = create_app(guard, authenticate=authenticate, origins=[origin])
-        say(f"The inbox is on {origin}")
-        _listen(BehindProxy(app, proxies) if proxies else app, options)
+    app: ASGIApp = create_app(guard, authenticate=authenticate, agents=agents, origins=[origin])
+    say(f"The inbox is on {origin}")
+    _listen(BehindProxy(app, proxies) if proxies else app, options)
+
+
+def _check_guard(guard: str | None, agents: str | None, is_demo: bool) -> None:
+    """Refuse options that would be left unused: what was given and does nothing misleads."""
+    if is_demo and (guard or agents):
+        raise click.UsageError("The demo has a guard and an agent of its own.")
+    if agents and not guard:
+        raise click.UsageError("Give --guard too: agents are listed for the guard that they have.")
+    context = click.get_current_context()
+    given = [name for name in ("store_url", "keys", "policies")
+             if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if guard and given:
+        raise click.UsageError("--guard has its own store, keys and policy: leave --store, --keys and --policy out.")
+
+
+@contextmanager
+def _guard(setup: Setup, name: str | None, origin: str) -> Iterator[Guard]:
+    """Yield the guard: the host's own, or one of the command's options. Its store is closed in the end."""
+    if name is None:
+        with setup.store() as store:
+            yield setup.guard(store, deciding=True, settings=_settings(origin))
+        return
+    from ..aio import AsyncGuard
+    from ..guard import Guard
+
+    found = _loaded("--guard", name)
+    if not isinstance(found, (Guard, AsyncGuard)) and callable(found):
+        found = _called("--guard", name, found)
+    if isinstance(found, AsyncGuard):
+        found = found.guard
+    if not isinstance(found, Guard):
+        raise ConfigurationError(f"--guard {name} is no Guard or AsyncGuard, and no function that returns one.")
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def _agents(name: str | None) -> list[Agent]:
+    if name is None:
+        return []
+    found = _loaded("--agents", name)
+    if callable(found):
+        found = _called("--agents", name, found)
+    if not isinstance(found, (list, tuple)):
+        raise ConfigurationError(f"--agents {name} is no list of agents, and no function that returns one.")
+    return list(found)  # create_app refuses what is no agent, or has another guard
+
+
+def _called(option: str, name: str, function: Any) -> Any:
+    try:
+        made = function()
+    except HitlGuardError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{option} {name} failed with {type(error).__name__}: call it yourself to see where."
+                                 ) from error
+    if inspect.iscoroutine(made):
+        made.close()
+        raise ConfigurationError(f"{option} {name} is asynchronous: give a function that returns it at once.")
+    return made
 
 
 def _settings(origin: str) -> Settings:
@@ -100,14 +176,16 @@ def _is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _loaded(name: str) -> Any:
+def _loaded(option: str, name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except HitlGuardError:
+        raise
+    except Exception as error:
         raise ConfigurationError(
-            f"--authenticate {name} cannot be loaded ({type(error).__name__}): give MODULE:NAME of what Python can "
-            "import here."
+            f"{option} {name} cannot be loaded ({type(error).__name__}): give MODULE:NAME of what Python can import "
+            "here (PYTHONPATH says where it looks)."
         ) from error
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -14,20 +15,23 @@ from urllib.parse import parse_qs, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 
 from .. import clock
 from ..agent import Agent, tool
 from ..agent.runs import SuspendedRun
+from ..agent.stream import AgentResult
 from ..asgi import create_app
+from ..asgi.app import gone, refused
 from ..asgi.body import read_body
 from ..asgi.headers import SecurityHeaders
 from ..asgi.identity import Viewer
 from ..asgi.login import LoginLinks
+from ..asgi.logs import failed
 from ..asgi.service import Inbox
-from ..errors import HitlGuardError
+from ..errors import HitlGuardError, UnavailableError
 from ..guard import Guard
 from ..keyring import Keyring
 from ..keys import Key
@@ -71,35 +75,42 @@ CLEO = Principal("cleo", roles=("support-lead",))
 EVERY_S = 0.5
 """How often the demo looks whether somebody has decided, in seconds."""
 
+KEPT = 100
+"""How many of the latest runs and refunds the page shows, and how many runs may wait at once."""
+
 
 class Demo:
     """The whole demo as one app.
 
     Attributes:
-        app: Serve it. ran: What the agent's tools really did.
+        app: Serve it. ran: What the agent's tools really did, the latest.
     """
 
     def __init__(self, folder: Path, origin: str) -> None:
         self._origin = origin
         store = SQLStore(f"sqlite:///{folder / 'approvals.db'}")
         store.setup()
-        settings = Settings(rp_id=urlsplit(origin).hostname, rp_name="hitl_guard demo", rp_origins=(origin,))
+        settings = Settings(
+            rp_id=urlsplit(origin).hostname, rp_name="hitl_guard demo", rp_origins=(origin,),
+            max_open_per_requester=KEPT,
+        )
         self.guard = Guard(
             policy=PolicyDocument.from_source(POLICY, "demo.yaml"), store=store, settings=settings,
             keyring=Keyring([Key.generate(clock.epoch_ms() - 60_000)]),
         )
-        self.ran: list[str] = []
+        self.ran: deque[str] = deque(maxlen=KEPT)
         self.agent = Agent("support-bot", model=_model, tools=self._tools(), guard=self.guard)
         self.links = LoginLinks(self.guard, home="/demo/")
         inbox = create_app(self.guard, authenticate=self.links, agents=[self.agent], origins=[origin])
         self._inbox: Inbox = inbox.state.inbox
-        self._runs: list[dict[str, Any]] = []
+        self._runs: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._stuck: deque[str] = deque(maxlen=KEPT)
         self.app = Starlette(
             routes=[
                 Mount("/login", self.links.app()),
                 Mount("/demo", SecurityHeaders(Starlette(routes=[
                     Route("/", self._page, methods=["GET"]), Route("/", self._ask, methods=["POST"]),
-                ]))),
+                ], exception_handlers={ClientDisconnect: gone, HitlGuardError: refused}))),
                 Mount("/", inbox),
             ],
             lifespan=self._watching,
@@ -155,8 +166,11 @@ class Demo:
         order, amount = form.get("order", ""), form.get("amount", "")
         if not re.fullmatch(r"[\w-]{1,20}", order) or not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{2})?", amount):
             return self._shown(request, viewer, "Give an order like A-17 and an amount like 82.00.")
-        result = await self.agent.generate(f"Refund {amount} for order {order}.", user=ANA)
-        self._runs.append({"asked": f"{amount} for {order}", "run": result.run_id, "state": result.status})
+        try:
+            result = await self.agent.generate(f"Refund {amount} for order {order}.", user=ANA)
+        except HitlGuardError as error:
+            return self._shown(request, viewer, f"The agent was refused: {error}")
+        self._runs.append({"asked": f"{amount} for {order}", "run": result.run_id, "state": _state(result)})
         return RedirectResponse("/demo/", status_code=303)
 
     # -- going on ------------------------------------------------------------------------------------------------
@@ -177,20 +191,42 @@ class Demo:
         """Go on with each run once its request was decided, as a server's own worker would."""
         while True:
             await asyncio.sleep(EVERY_S)
-            with suppress(HitlGuardError):
+            try:
                 found = await self.agent.list_suspended_runs(user=ANA)
-                for run in found.runs:
-                    if await offload(partial(self._has_decided, run)):
-                        await self._go_on(run.run_id)
+            except HitlGuardError as error:
+                failed("The demo's runs cannot be read", error)
+                continue
+            for run in found.runs:
+                if run.run_id not in self._stuck:
+                    await self._look_after(run)
+
+    async def _look_after(self, run: SuspendedRun) -> None:
+        """Go on with a run that was decided. One that cannot go on is told once, and left alone from then on."""
+        try:
+            if await offload(partial(self._has_decided, run)):
+                await self._go_on(run.run_id)
+        except UnavailableError as error:
+            failed("A run of the demo could not go on yet", error, run=run.run_id)
+        except Exception as error:  # noqa: BLE001  the other runs go on; this one's page and the log say what it was
+            failed("A run of the demo did not go on", error, run=run.run_id)
+            self._stuck.append(run.run_id)
+            self._say(run.run_id, f"failed: {type(error).__name__}")
 
     def _has_decided(self, run: SuspendedRun) -> bool:
         return any(self.guard.get(call.pause_id).state != "pending" for call in run.tool_calls)
 
     async def _go_on(self, run_id: str) -> None:
         result = await self.agent.continue_generate(run_id, user=ANA)
+        self._say(run_id, _state(result))
+
+    def _say(self, run_id: str, state: str) -> None:
         for run in self._runs:
             if run["run"] == run_id:
-                run["state"] = f"{result.status}: {result.text}" if result.text else result.status
+                run["state"] = state
+
+
+def _state(result: AgentResult) -> str:
+    return f"{result.status}: {result.text}" if result.text else result.status
 
 
 async def _model(messages: list[dict[str, Any]], _tools: Any, _settings: Any) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A posted body, walked once: where in it approvals, tool calls and results may stand.
 
-The whole body is walked, since only the app knows where it reads its messages. What is not walked is the inside of a
-tool part in a list named ``parts`` or ``content``: arguments and results are data, whatever they look like.
+The whole body is walked, since only the app knows where it reads its messages. What is not walked is the data of a tool
+part in a list named ``parts`` or ``content``: arguments, results and the answer are data, whatever they look like.
+All else in such a part is walked: a message does not stop being one because somebody gave it the type of a tool part.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from .claims import Path
 _ITEMS = frozenset({
     "function_call", "function_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call",
 })
+
+_DATA = frozenset({"approval", "args", "input", "output", "rawInput", "raw_input", "result"})
+"""Members of a tool part that hold data."""
+
+_NOTHING: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +65,28 @@ class Document:
                         stack.append((item, (path, place), name))
             elif type(value) is dict:
                 position += 1
-                if not self._sort(value, path, name, position):
-                    for key in reversed(value):
-                        item = value[key]
-                        if type(item) is dict or type(item) is list:
-                            stack.append((item, (path, key), key))
+                data = self._sort(value, path, name, position)
+                for key in reversed(value):
+                    item = value[key]
+                    if (type(item) is dict or type(item) is list) and key not in data:
+                        stack.append((item, (path, key), key))
 
-    def _sort(self, value: dict[str, Any], path: Path, name: str, position: int) -> bool:
-        """Put an object where its parser finds it; return whether what it holds is data."""
-        kind = value.get("type")
-        if type(kind) is str:
-            if kind.startswith("tool-") or kind == "dynamic-tool":
-                node = _node(value, path, name, position)
-                self.parts.append(node)
-                return node.part
-            if kind in _ITEMS:
-                self.items.append(_node(value, path, name, position))
-        if name == "parts" and "approval" in value:
+    def _sort(self, value: dict[str, Any], path: Path, name: str, position: int) -> frozenset[str]:
+        """Put an object where its parsers find it, whatever else it is; return which of its members are data."""
+        kind, data = value.get("type"), _NOTHING
+        if type(kind) is str and (kind.startswith("tool-") or kind == "dynamic-tool"):
+            node = _node(value, path, name, position)
+            self.parts.append(node)
+            data = _DATA if node.part else _NOTHING
+        elif name == "parts" and "approval" in value:
             self.parts.append(_node(value, path, name, position))
+        if type(kind) is str and kind in _ITEMS:
+            self.items.append(_node(value, path, name, position))
         if "tool_calls" in value or "toolCalls" in value or value.get("role") == "tool":
             self.messages.append(_node(value, path, name, position))
         if name == "resume" and ("interruptId" in value or "interrupt_id" in value):
             self.resumes.append(_node(value, path, name, position))
-        return False
+        return data
 
 
 def _node(value: dict[str, Any], path: Path, name: str, position: int) -> Node:

@@ -7,13 +7,19 @@ here: the tool's definition, the control row, the policy, the approvers' rights,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import canonical, fingerprint
-from ..errors import CanonicalizationError, ConsumedError, InvalidApprovalError
+from ..errors import (
+    CanonicalizationError,
+    ConsumedError,
+    InvalidApprovalError,
+    InvalidSignatureError,
+    ScopeMismatchError,
+)
 from ..lifecycle.desk import Desk, Reading, unknown
 from ..lifecycle.record import Record
 from ..lifecycle.refusals import DEFAULT_DENIAL, check_fingerprint, check_scope, refuse_state
@@ -105,6 +111,58 @@ def verify(
     return tuple(verified)
 
 
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A claim that is about a request of the store; what it says of the decision was not compared.
+
+    Attributes:
+        named: The request that the client names.
+        record: The one that counts: after an edit the one with the edited arguments, else the named one.
+    """
+
+    claim: Claim
+    named: Record
+    record: Record
+
+
+def posted(
+    desk: Desk, claim: Claim, calls: Calls, *, principal: Principal, owns: Callable[[str], bool],
+    call_id_of: Callable[[Scope], str | None] = lambda scope: scope.call_id,
+) -> Posted:
+    """Return the request that a claim names, where request, signature, scope, tool and arguments agree with it.
+
+    For a server that takes decisions from a chat: whether the request is still open, and who may decide it, the guard
+    says when it is decided. Nothing is granted, and nothing is audited here.
+
+    Args:
+        principal: Who posts, as the host's authenticator says.
+        owns: Whether a run belongs to the conversation that is posted to.
+        call_id_of: How the client knows the call of a request's scope.
+
+    Raises:
+        InvalidSignatureError: the request's signed envelope did not come back (``missing``), or is not what was signed.
+        InvalidApprovalError: there is no such request for this person in this conversation.
+        ArgsMismatchError, ScopeMismatchError: tool, arguments or tool-call id are other ones.
+        KeyRevokedError, KeyUnknownError, UnavailableError: nobody can tell, or it counts no more.
+    """
+    if claim.token is None:
+        raise InvalidSignatureError("The approval's signature is missing.", detail="missing")
+    _, named = _read(desk, claim, Scope(principal.tenant, principal.id, "", claim.call_id, 0))
+    scope = named.envelope.scope
+    if scope.user != principal.id or not owns(scope.run):
+        raise unknown()
+    if claim.call_id != call_id_of(scope):
+        raise ScopeMismatchError("The approval is for another tool call; ask for this one.")
+    record = _edited(desk, named) or named
+    _check_calls(desk, claim, calls, (record, named))
+    return Posted(claim, named, record)
+
+
+def agrees(answer: Posted) -> None:
+    """Raise unless what a claim says came of its call is what the store says."""
+    _check_state(answer.claim, answer.record)
+
+
 def _verify(desk: Desk, claim: Claim, calls: Calls, scope: Scope) -> VerifiedApproval:
     """Check one claim. Steps 1 to 4 of `Guard.authorize`: the token, if there is one, then request and events.
 
@@ -119,7 +177,7 @@ def _verify(desk: Desk, claim: Claim, calls: Calls, scope: Scope) -> VerifiedApp
     approved = record.envelope.scope
     scope = replace(scope, occurrence=approved.occurrence, call_id=scope.call_id or approved.call_id)
     check_scope(_Asked(scope, ""), record)  # 7
-    _check_calls(desk, claim, calls, scope, (record, named))  # 8
+    _check_calls(desk, claim, calls, (record, named))  # 8
     vote = record.votes[-1] if claim.approved else record.denial()
     reason = None if vote is None else vote.reason
     return VerifiedApproval(
@@ -170,19 +228,18 @@ def _check_state(claim: Claim, record: Record) -> None:
         refuse_state(record)
 
 
-def _check_calls(
-    desk: Desk, claim: Claim, calls: Calls, scope: Scope, records: tuple[Record, ...]
-) -> None:
+def _check_calls(desk: Desk, claim: Claim, calls: Calls, records: tuple[Record, ...]) -> None:
     """Raise `ArgsMismatchError` unless tool and arguments are the approved ones, wherever a live call is stated."""
-    record, tool = records[0], records[0].details.tool
+    record, tool, scope = records[0], records[0].details.tool, records[0].envelope.scope
+    call_id = scope.call_id if claim.call_id is None else claim.call_id
     stated: list[tuple[Any, Any]] = []
     if claim.tool is not None or claim.arguments is not None:
         stated.append((tool if claim.tool is None else claim.tool, claim.arguments))
-    if claim.outcome == "none" and claim.approved and scope.call_id is not None:
-        if len(calls.stated(scope.call_id)) > MAX_STATED:
+    if claim.outcome == "none" and claim.approved and call_id is not None:
+        if len(calls.stated(call_id)) > MAX_STATED:
             raise InvalidApprovalError("One call is stated too often in the request.", detail="malformed")
         stated += [
-            (call.tool, call.arguments) for call in calls.open(scope.call_id)
+            (call.tool, call.arguments) for call in calls.open(call_id)
             if call.tool != claim.tool or call.arguments is not claim.arguments  # else it is the claim's own
         ]
     for name, arguments in stated:

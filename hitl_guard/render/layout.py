@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from ..errors import CanonicalizationError
 from .characters import ascii_only, escape, marked, visible
 from .flags import flags
+from .scripts import host_scripts, hosts_in, in_ascii, mixed_words, odd_numbers, turned
 
 LONG_TEXT = 1_000
 """Characters from which on a text is pointed out as long."""
 
 _NAMED = 5
+_SHOWN = 60
 # Possessive, so that a megabyte without a dot or an ending quote costs one pass.
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^\s"{}\[\],:]++')
-_HOST = re.compile(r"(?<![\w-])[\w-]++(?:[.\u3002\uff0e\uff61][\w-]++)++")
-_EAST_ASIAN = frozenset({"BOPOMOFO", "CJK", "HANGUL", "HIRAGANA", "IDEOGRAPHIC", "KATAKANA", "KATAKANA-HIRAGANA"})
 
 
 def arguments(canonical: bytes) -> str:
@@ -83,12 +82,16 @@ def warnings(canonical: bytes) -> tuple[str, ...]:
     """Return what a person should look at twice, as ``slug: sentence`` (at most one for each slug).
 
     The slugs: ``hidden-characters`` (line breaks and tabs aside), ``non-nfc``, ``big-integer``, ``mixed-script-host``,
-    ``punycode-host``, ``long-text``.
+    ``mixed-script-word``, ``other-digits``, ``right-to-left``, ``punycode-host``, ``long-text``.
+
+    A word that is wholly of another alphabet and looks like one of ours is not among them, outside of host names.
     """
     texts = [text for text in (_text(piece) for piece in _tokens(canonical)) if text is not None]
-    hosts = list(dict.fromkeys(host for text in texts for host in _HOST.findall(text)))
-    found = [_hidden_warning(texts), *_flag_warnings(canonical), _mixed_warning(hosts), _punycode_warning(hosts),
-             _long_warning(texts)]
+    hosts = list(dict.fromkeys(host for text in texts for host in hosts_in(text)))
+    found = [
+        _hidden_warning(texts), *_flag_warnings(canonical), _mixed_warning(hosts), _word_warning(texts),
+        _digit_warning(texts), _turned_warning(texts), _punycode_warning(hosts), _long_warning(texts),
+    ]
     return tuple(warning for warning in found if warning is not None)
 
 
@@ -134,17 +137,42 @@ def _flag_warnings(canonical: bytes) -> Iterator[str | None]:
 
 
 def _mixed_warning(hosts: Iterable[str]) -> str | None:
-    mixed = [(host, scripts) for host in hosts if len(scripts := _scripts(host)) > 1]
+    mixed = [(host, scripts) for host in hosts if len(scripts := host_scripts(_decoded(host) or host)) > 1]
     if not mixed:
         return None
     shown = _listed(f"{ascii_only(escape(host))} has {' and '.join(scripts)}" for host, scripts in mixed)
     return f"mixed-script-host: the letters of a host name are of several alphabets ({shown})."
 
 
-def _scripts(host: str) -> list[str]:
-    """Return the alphabets of a host name, after the first word of its letters' Unicode names."""
-    words = {unicodedata.name(one, "UNKNOWN").split(" ")[0] for one in _decoded(host) or host if one.isalpha()}
-    return sorted({"EAST-ASIAN" if word in _EAST_ASIAN else word for word in words})
+def _word_warning(texts: Iterable[str]) -> str | None:
+    mixed = dict(found for text in texts for found in mixed_words(text))
+    if not mixed:
+        return None
+    shown = _listed(f"{_cut(word)} has {' and '.join(scripts)}" for word, scripts in mixed.items())
+    return f"mixed-script-word: the letters of a word are of several alphabets that look alike ({shown})."
+
+
+def _digit_warning(texts: Iterable[str]) -> str | None:
+    numbers = list(dict.fromkeys(number for text in texts for number in odd_numbers(text)))
+    if not numbers:
+        return None
+    shown = _listed(f"{_cut(number)} is {in_ascii(number)[:_SHOWN]}" for number in numbers)
+    return f"other-digits: a number has digits other than 0 to 9 ({shown})."
+
+
+def _turned_warning(texts: Iterable[str]) -> str | None:
+    count = sum(map(turned, texts))
+    if not count:
+        return None
+    return (
+        f"right-to-left: letters that are written from right to left stand in a text that is not ({count} in all): "
+        "numbers and signs beside them may be shown in another order than they have."
+    )
+
+
+def _cut(text: str) -> str:
+    """Return a text in ASCII, up to a length: a word of a megabyte would hide the other warnings."""
+    return ascii_only(escape(text[:_SHOWN])) + ("..." if len(text) > _SHOWN else "")
 
 
 def _punycode_warning(hosts: Iterable[str]) -> str | None:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from hitl_guard.asgi import lists
 from hitl_guard.errors import DecisionError, StoreUnavailableError
-from hitl_guard.models import ToolDefinition
-from tests.asgi.conftest import House, decision
+from hitl_guard.models import Principal, ToolDefinition
+from tests.asgi.conftest import PEOPLE, House, decision
 from tests.support import BOB, World, document
 
 SCHEMA = {
@@ -119,23 +118,6 @@ async def test_x10_a_list_in_process_is_as_strict_as_over_http(house: House, opt
         await house.inbox.list(viewer, **options)
 
     assert caught.value.detail == "malformed"
-
-
-async def test_x10_a_list_of_many_is_read_in_bounded_pages(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(12):
-        house.ask(call_id=f"c{number}")
-    house.ask("mail", {"to": "a@example.org"})
-    monkeypatch.setattr(lists, "ROUNDS", 2)
-    found, cursor, pages = [], "", 0
-
-    async with house.client() as client:
-        while cursor is not None and pages < 20:
-            answer = await client.get(f"/api/requests?limit=2&tool=mail{cursor and '&cursor=' + cursor}")
-            found += answer.json()["items"]
-            cursor, pages = answer.json()["next"], pages + 1
-
-    assert [one["tool"] for one in found] == ["mail"]
-    assert pages > 2  # short pages, each of which says where it goes on
 
 
 # -- one request -------------------------------------------------------------------------------------------------
@@ -372,7 +354,7 @@ async def test_x18_an_operator_pauses_and_resumes(house: House) -> None:
         with house.world.refused("paused"):
             house.ask()
         refused = [
-            await bob.get("/api/control"), await bob.post("/api/control/pause", json={}),
+            await bob.get("/api/control"), await bob.post("/api/control/pause", json={"everything": True}),
             await bob.post("/api/control/resume", json={"tool": "refund"}),
             await bob.post("/api/control/unmute", json={"user": "ana", "tool": "refund"}),
         ]
@@ -383,11 +365,57 @@ async def test_x18_an_operator_pauses_and_resumes(house: House) -> None:
     assert resumed.json()["pauses"] == []
 
 
-async def test_x18_a_pause_is_of_a_tool_or_an_agent(house: House) -> None:
+@pytest.mark.parametrize("body", [
+    {}, {"reason": "x"}, {"everything": False}, {"tool": None}, {"everywhere": True}, {"tool": "a", "agent": "b"},
+    {"tool": "a", "everything": True}, {"agent": "a", "everything": True}, {"everything": 1}, {"everything": "true"},
+], ids=str)
+@pytest.mark.parametrize("change", ["pause", "resume"])
+async def test_x18_a_pause_says_what_it_is_of_and_naming_nothing_is_not_everything(
+    house: House, change: str, body: Any
+) -> None:
     async with house.client("olga") as olga:
-        answer = await olga.post("/api/control/pause", json={"tool": "refund", "agent": "shop"})
+        answer = await olga.post(f"/api/control/{change}", json=body)
 
-    assert problem(answer) == "malformed"
+    assert (answer.status_code, problem(answer)) == (400, "malformed")
+    assert house.world.guard.control().version <= 1
+
+
+@pytest.mark.parametrize("target", [{}, {"tool": "a", "agent": "b"}, {"tool": "a", "everything": True}])
+async def test_x18_a_pause_in_process_is_as_strict_as_over_http(house: House, target: Any) -> None:
+    request = Request({"type": "http", "headers": [(b"authorization", b"Bearer olga")], "method": "GET", "path": "/"})
+    viewer = await house.inbox.viewer(request)
+    assert viewer is not None
+
+    for change in (house.inbox.pause, house.inbox.unpause):
+        with pytest.raises(DecisionError) as caught:
+            await change(viewer, **target)
+        assert caught.value.detail == "malformed"
+
+
+async def test_x18_everything_everywhere_is_for_operators_of_all_tenants(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PEOPLE, "greta", Principal("greta", roles=("global-operator",)))
+    monkeypatch.setitem(PEOPLE, "robot", Principal("robot", kind="agent", roles=("global-operator",)))
+    house.world.deny(house.ask(), mute=60_000)
+    body = {"everything": True, "everywhere": True}
+
+    async with house.client("olga") as olga, house.client("greta") as greta, house.client("robot") as robot:
+        refused = [
+            await olga.post("/api/control/pause", json=body), await robot.post("/api/control/pause", json=body),
+            await robot.get("/api/control"), await greta.post("/api/control/pause", json={"everything": True}),
+        ]
+        paused = await greta.post("/api/control/pause", json=body)
+        with house.world.refused("paused"):
+            house.world.guard.request(house.world.call(tenant="other"))
+        seen = await olga.get("/api/control")
+        resumed = await greta.post("/api/control/resume", json=body)
+        sessions = [(await one.get("/api/session")).json()["global_operator"] for one in (olga, greta)]
+
+    assert [problem(answer) for answer in refused] == ["forbidden"] * 4
+    assert paused.json()["everywhere"] == seen.json()["everywhere"] == [{"kind": "all", "name": ""}]
+    assert (paused.json()["pauses"], resumed.json()["everywhere"], sessions) == ([], [], [False, True])
+    assert (len(seen.json()["mutes"]), paused.json()["mutes"]) == (1, [])
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from hitl_guard.asgi.events import Hub, Note, Pace, _Ring
+from hitl_guard.asgi.events import Hub, Pace
+from hitl_guard.asgi.ring import Note
 from hitl_guard.errors import StoreUnavailableError
 from hitl_guard.models import Principal
 from hitl_guard.store.sql import SQLStore
@@ -341,19 +342,6 @@ async def test_x10_head_of_the_stream_is_its_head_alone(live: House) -> None:
 
     assert (line.head["status"], line.bytes) == (200, 0)
     assert live.inbox.hub.open_streams == 0
-
-
-def test_x10_the_ring_says_when_it_no_longer_knows() -> None:
-    ring = _Ring(start=100_000)
-    for at in range(110_000, 114_000, 1_000):
-        ring.add(Note("t", str(at), 1, "request:denied", at), 3)
-
-    assert ring.dropped == 110_000
-    assert ring.since(99_999, 150_000) is None
-    assert ring.since(140_000, 150_000) is None  # 110_000 is within the window, and gone
-    assert [note.at for note in ring.since(140_001, 150_000) or []] == [111_000, 112_000, 113_000]
-    assert ring.since(142_500, 150_000) == [Note("t", "113000", 1, "request:denied", 113_000)]
-    assert ring.since(180_001, 150_000) is None  # from another database's future
 
 
 async def test_x10_a_request_that_cannot_be_read_is_told_to_operators_alone(world: World) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import httpx
@@ -16,9 +18,10 @@ from starlette.routing import Mount
 
 from hitl_guard.asgi.app import create_app
 from hitl_guard.asgi.identity import Identity, request_user, trusted_header
+from hitl_guard.asgi.sessions import cookie_of
 from hitl_guard.errors import ConfigurationError
 from hitl_guard.models import Principal
-from tests.asgi.conftest import ORIGIN, House, by_bearer
+from tests.asgi.conftest import ORIGIN, House, by_bearer, decision
 from tests.support import ANA, BOB, World
 
 
@@ -49,6 +52,78 @@ async def test_x10_an_authenticator_that_fails_lets_nobody_in(world: World, rais
 
     assert answer.status_code == status
     assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("raised", [HTTPException(500, "secret"), RuntimeError("secret")])
+async def test_x10_an_authenticator_that_fails_is_logged_without_what_it_says(
+    world: World, caplog: pytest.LogCaptureFixture, raised: Exception
+) -> None:
+    def authenticate(request: Request) -> Identity | None:
+        raise raised
+
+    async with House(world, authenticate=authenticate).client() as client:
+        answer = await client.get("/api/session")
+
+    (record,) = [one for one in caplog.records if one.name == "hitl_guard.asgi"]
+    assert answer.status_code == 503
+    assert type(raised).__name__ in record.message
+    assert "test_identity.py" in record.message
+    assert "secret" not in caplog.text
+
+
+async def test_x10_a_plain_authenticator_keeps_nobody_else_waiting(world: World) -> None:
+    """Two requests meet inside it, which they could not on one thread."""
+    both = threading.Barrier(2)
+
+    def authenticate(request: Request) -> Principal | None:
+        both.wait(30)
+        return BOB
+
+    async with House(world, authenticate=authenticate).client() as client:
+        answers = await asyncio.gather(client.get("/api/session"), client.get("/api/session"))
+
+    assert [answer.json()["id"] for answer in answers] == ["bob", "bob"]
+
+
+async def test_x10_a_plain_authenticator_may_return_an_awaitable(world: World) -> None:
+    async def later() -> Principal:
+        return BOB
+
+    async with House(world, authenticate=lambda _: later()).client() as client:
+        assert (await client.get("/api/session")).json()["id"] == "bob"
+
+
+HOST = b"__Host-hitl_login"
+
+
+@pytest.mark.parametrize(("lines", "value"), [
+    ([HOST + b"=a"], "a"), ([b"x=1; " + HOST + b"=a; y=2"], "a"), ([b"x=1", HOST + b"=a=b"], "a=b"),
+    ([b"\xa0" + HOST + b"=a"], None), ([HOST + b"\xa0=a"], None), ([HOST + b" =a"], None),
+    ([b"\x1f" + HOST + b"=a"], None), ([b"__host-hitl_login=a"], None), ([HOST], ""), ([], None),
+    ([b"hitl_login=a"], None), ([HOST + b"=a; " + HOST + b"=b"], None), ([HOST + b"=a", HOST + b"=a"], None),
+    ([HOST + b"=\xff"], None), ([b"\xa0" + HOST + b"=evil; " + HOST + b"=a"], "a"),
+])
+def test_at56_our_cookies_are_read_byte_for_byte_and_once(lines: list[bytes], value: str | None) -> None:
+    """Any host of the domain may set a cookie whose name only looks like ours to a lenient reader."""
+    request = _asked(PROXY, (b"host", b"inbox.example"), *((b"cookie", line) for line in lines))
+    request.scope["scheme"] = "https"
+
+    assert cookie_of(request, "login") == value
+
+
+async def test_at56_a_tossed_cookie_is_not_the_session(house: House) -> None:
+    asked = house.ask()
+    async with house.browser("bob") as bob:
+        ours = bob.cookies["__Host-hitl_session"]
+        bob.cookies.clear()
+        for header, status in (
+            (f"login=bob; __Host-hitl_session\xa0={ours}", 403),
+            (f"login=bob; __Host-hitl_session={ours}; __Host-hitl_session=other", 403),
+            (f"login=bob; __Host-hitl_session={ours}", 200),
+        ):
+            sent: Any = {b"cookie": header.encode("latin-1")}
+            answer = await bob.post(f"/api/requests/{asked.id}/decision", json=decision(asked), headers=sent)
+            assert answer.status_code == status
 
 
 async def test_x10_an_authenticator_that_returns_something_else_lets_nobody_in(world: World) -> None:

@@ -190,7 +190,7 @@ async def test_x11_a_slow_client_is_told_to_try_again(world: World) -> None:
     scope = {"type": "http", "method": "POST", "path": "/api/chat", "headers": [], "query_string": b""}
     await chat.guarded()(scope, receive, answer)
 
-    assert (chat.seen, sent[0]["status"]) == ([], 400)
+    assert (chat.seen, sent[0]["status"]) == ([], 408)
 
 
 async def test_x11_a_body_is_put_together_from_its_pieces_and_is_never_more_than_the_limit() -> None:

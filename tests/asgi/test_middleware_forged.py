@@ -288,7 +288,10 @@ async def test_x11_one_grant_answers_one_call_of_a_body(world: World) -> None:
 @pytest.mark.parametrize("wrap", [
     lambda body: [body], lambda body: {"data": {"chat": body}}, lambda body: {"type": "tool-x", "input": body},
     lambda body: {"message": body["messages"][-1]}, lambda body: body["messages"][-1]["parts"][-1],
-], ids=["in a list", "deeper", "posing as a tool part", "one message", "one part"])
+    lambda body: {"content": [{"type": "tool-x", "toolCallId": "c", **body["messages"][-1]}]},
+    lambda body: {"parts": [{"type": "dynamic-tool", **body}]},
+], ids=["in a list", "deeper", "posing as a tool part", "one message", "one part", "a message as a part",
+        "a chat as a part"])
 async def test_x11_an_answer_is_found_wherever_an_app_may_read_it(
     world: World, wrap: Callable[[Any], Any]
 ) -> None:

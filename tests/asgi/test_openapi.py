@@ -89,3 +89,16 @@ def _checked(operation: Any, headers: dict[str, str]) -> None:
         case.validate_response(case.call(headers=headers))
 
     run()
+
+
+@pytest.mark.parametrize(("body", "good"), [
+    ({"tool": "refund"}, True), ({"agent": "shop", "everywhere": True}, True), ({"everything": True}, True),
+    ({"tool": "refund", "agent": None, "everything": False}, True), ({}, False), ({"everywhere": True}, False),
+    ({"everything": False}, False), ({"tool": None}, False), ({"tool": "refund", "everything": True}, False),
+    ({"tool": "refund", "agent": "shop"}, False),
+], ids=str)
+def test_x18_the_document_says_that_a_pause_names_exactly_one_thing(house: House, body: Any, good: bool) -> None:
+    fixed = document(house.app.routes)
+    schema = {"$ref": "#/components/schemas/PauseBody", "components": fixed["components"]}
+
+    assert jsonschema.Draft202012Validator(schema).is_valid(body) is good

@@ -16,12 +16,13 @@ from hitl_guard.asgi.headers import HEADERS
 from hitl_guard.asgi.page_views import HAPPENED, STATES, STATIC, remaining, since, static_version
 from hitl_guard.audit import REQUEST_EVENTS
 from hitl_guard.errors import StoreUnavailableError
+from hitl_guard.keyring import Keyring
 from hitl_guard.lifecycle import state as states
-from hitl_guard.models import ApprovalRequest, ToolDefinition
+from hitl_guard.models import ApprovalRequest, Principal, ToolDefinition
 from tests.agent.stage import Stage
-from tests.asgi.conftest import ORIGIN, House
+from tests.asgi.conftest import ORIGIN, PEOPLE, House
 from tests.databases import Database
-from tests.support import CAROL, World
+from tests.support import CAROL, OPERATOR, POLICY, World, document
 
 SCHEMA: dict[str, Any] = {
     "type": "object", "additionalProperties": False,
@@ -229,6 +230,45 @@ async def test_m64_the_page_names_rule_reason_risk_conditions_and_history(house:
         assert part in shown
 
 
+async def test_m64_the_list_counts_only_approvals_that_count_for_the_rule_that_lacks_most(world: World) -> None:
+    rules = POLICY + """\
+  - id: leads-pay
+    tools: [pay]
+    effect: require_approval
+    approvers: [lead]
+    quorum: 2
+  - id: two-pay
+    tools: [pay]
+    effect: require_approval
+    quorum: 2
+"""
+    house = House(World(world.store, policy=document(rules), keyring=world.keyring))
+    request = house.ask("pay")
+    house.world.approve(request, by=CAROL)
+
+    async with house.client("olga") as client:
+        listed = words((await client.get("/")).text)
+
+    assert house.world.guard.get(request.id).approvals == (0, 1)
+    assert "0 of 2 approvals" in listed
+
+
+async def test_m64_the_requester_is_offered_no_way_to_resolve_the_own_call(
+    house: House, visitors: Callable[[str], Visitor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PEOPLE, "ana", Principal("ana", roles=("operator",)))
+    call, request = house.world.grant()
+
+    def breaks(**_arguments: Any) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        house.world.guard.run(call, breaks)
+
+    assert link(request, "/resolve") in (await visitors("olga").go(link(request))).text
+    assert link(request, "/resolve") not in (await visitors("ana").go(link(request))).text
+
+
 def test_every_state_and_event_has_a_word_on_the_page() -> None:
     assert set(STATES) == states.STATES
     assert set(HAPPENED) == REQUEST_EVENTS
@@ -406,6 +446,13 @@ def posted(page: str, **changed: str) -> dict[str, str]:
     return {"answer": "edit", "fingerprint": re.findall(r'name="fingerprint" value="(\w+)"', page)[0]} | found
 
 
+def shown(preview: str) -> dict[str, str]:
+    """Return what the form under a change that was shown posts."""
+    form = preview[preview.index('id="approve-form"'):]
+    fields = re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', form[: form.index("</form>")])
+    return {name: html.unescape(value) for name, value in fields}
+
+
 async def test_m64_an_edit_is_shown_first_and_then_runs_as_shown(house: House, bob: Visitor) -> None:
     request = mail(house)
     page = (await bob.go(link(request))).text
@@ -415,12 +462,91 @@ async def test_m64_an_edit_is_shown_first_and_then_runs_as_shown(house: House, b
     assert preview.status_code == 200
     assert "/copies112345678901234567890" in words(preview.text).replace(" ", "")
     assert house.world.state(request) == "pending"
-    again = dict(re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', preview.text))
-    answer = await bob.post(link(request, "/decision"), again | {"answer": "edit"})
+    answer = await bob.post(link(request, "/decision"), shown(preview.text))
 
     edited = house.world.guard.get(answer.headers["location"].split("/")[-1].split("?")[0])
     assert edited.arguments == MAIL | {"copies": 12345678901234567890}
     assert edited.state == "approved"
+
+
+async def test_x17_an_edit_is_decided_as_it_was_shown_or_not_at_all(house: House, bob: Visitor) -> None:
+    request, other = mail(house), mail(house)
+    page = (await bob.go(link(request))).text
+    form = shown((await bob.post(link(request, "/preview"), posted(page, copies="7"))).text)
+    (copies,) = [name for name, value in form.items() if value == "7"]
+    changed = [
+        form | {copies: "8"}, {**form, "shown": ""}, {**form, "shown": "0" * 64},
+        {name: value for name, value in form.items() if name != "shown"},
+    ]
+
+    for decision in changed:
+        told = await bob.post(link(request, "/decision"), decision)
+        assert told.status_code == 409
+        assert "not the one that was shown" in told.text
+        assert '<details id="edit" open>' in told.text
+    elsewhere = await bob.post(link(other, "/decision"), form | {"fingerprint": other.fingerprint})
+
+    assert elsewhere.status_code == 409
+    assert [house.world.state(one) for one in (request, other)] == ["pending", "pending"]
+    assert (await bob.post(link(request, "/decision"), form)).status_code == 303
+
+
+async def test_x17_a_change_that_was_typed_twice_or_repeated_is_one_decision(house: House, bob: Visitor) -> None:
+    request = mail(house)
+    page = (await bob.go(link(request))).text
+    first = await bob.post(link(request, "/preview"), posted(page, copies="7"))
+    second = await bob.post(link(request, "/preview"), shown(first.text))
+
+    assert shown(second.text) == shown(first.text) | {"csrf_token": shown(second.text)["csrf_token"]}
+    answers = [await bob.post(link(request, "/decision"), shown(second.text)) for _ in range(2)]
+    assert len({one.headers["location"] for one in answers}) == 1
+
+
+@pytest.mark.parametrize("changed", [{}, {"copies": "2"}], ids=str)
+async def test_at67_a_guess_of_a_secret_looks_the_same_right_or_wrong(
+    house: House, bob: Visitor, changed: dict[str, str]
+) -> None:
+    request = mail(house)
+    page = (await bob.go(link(request))).text
+    pages = []
+    for guess in ("0000-1111", "9999-9999"):
+        answer = await bob.post(link(request, "/preview"), posted(page, pin=guess, **changed))
+        assert answer.status_code == 200
+        assert "/pinmaskedmasked" in words(answer.text)
+        varies = re.compile(
+            rf'data-now="\d+"|{guess}|data-token="[^"]+"|name="csrf_token" value="[^"]+"|name="shown" value="\w{{64}}"'
+        )
+        pages.append(varies.sub("", answer.text))
+
+    assert pages[0] == pages[1]
+    assert house.world.audited("argument:revealed") == []
+
+
+async def test_at67_a_page_does_not_say_whether_a_secret_is_the_one_of_the_attempt_before(
+    house: House, bob: Visitor
+) -> None:
+    house.world.deny(mail(house))
+    pages = []
+    for pin in (MAIL["pin"], "9999-9999"):
+        request = mail(house, pin=pin)
+        page = words((await bob.go(link(request))).text)
+        pages.append(page[page.index("Compared with"): page.index("Decide")])
+        house.world.deny(request)
+
+    assert all("/pinmaskedmasked" in page for page in pages)
+    assert all("masked on both sides" in page for page in pages)
+
+
+async def test_at67_a_form_does_not_say_that_a_secret_is_null(house: House, bob: Visitor) -> None:
+    schema = {"properties": {"pin": {"type": ["string", "null"], "x-secret": True}}}
+    pages = []
+    for pin in (None, "1234"):
+        request = house.ask("mail", {"pin": pin}, definition=ToolDefinition("mail", None, schema))
+        page = (await bob.go(link(request))).text
+        form = page[page.index('id="edit-form"'):]
+        pages.append(re.sub(r'value="[^"]{20,}"', "", form[: form.index("</form>")]))
+
+    assert pages[0] == pages[1]
 
 
 async def test_at67_a_secret_is_never_in_the_page_of_an_edit_and_is_kept_or_replaced(
@@ -431,7 +557,8 @@ async def test_at67_a_secret_is_never_in_the_page_of_an_edit_and_is_kept_or_repl
     preview = await bob.post(link(request, "/preview"), posted(page, to="lee@example.org"))
     assert "0000-1111" not in page + preview.text
 
-    answer = await bob.post(link(request, "/decision"), posted(page, to="lee@example.org", pin="2222"))
+    replaced = await bob.post(link(request, "/preview"), posted(page, to="lee@example.org", pin="2222"))
+    answer = await bob.post(link(request, "/decision"), shown(replaced.text))
 
     edited = house.world.guard.get(answer.headers["location"].split("/")[-1].split("?")[0])
     assert edited.arguments == {"to": "lee@example.org", "copies": 1, "pin": "2222"}
@@ -616,6 +743,7 @@ async def test_x18_an_operator_pauses_and_resumes_and_nobody_else_sees_the_page(
     assert (await bob.go("/control")).status_code == 403
     await olga.go("/control")
     pause = {"change": "pause", "tool": "refund", "agent": "", "reason": "Looks odd."}
+    nothing = {"change": "pause", "tool": "", "agent": "", "reason": "Looks odd."}
     assert (await bob.post("/control", pause)).status_code == 403
 
     assert (await olga.post("/control", pause)).headers["location"] == "/control?done=changed"
@@ -624,9 +752,78 @@ async def test_x18_an_operator_pauses_and_resumes_and_nobody_else_sees_the_page(
     with house.world.refused("paused"):
         house.world.run(house.world.call())
     assert (await olga.post("/control", pause | {"change": "resume"})).status_code == 303
-    for wrong in ({"change": "explode", "tool": "", "agent": ""}, pause | {"agent": "bot"}):
-        assert (await olga.post("/control", wrong)).status_code >= 400
+    for wrong in ({"change": "explode"}, pause | {"agent": "bot"}, nothing, nothing | {"change": "resume"},
+                  pause | {"everything": "1"}, nothing | {"everything": "yes"}):
+        assert (await olga.post("/control", wrong)).status_code == 400
+    assert (await olga.post("/control", nothing | {"everything": "1", "everywhere": "1"})).status_code == 403
+    assert "In all tenants" not in olga.page
     house.world.run(*house.world.grant()[:1])
+
+
+async def test_x18_everything_is_paused_only_when_that_is_said(house: House, olga: Visitor) -> None:
+    await olga.go("/control")
+    everything = {"change": "pause", "tool": "", "agent": "", "everything": "1", "reason": ""}
+
+    assert (await olga.post("/control", everything)).status_code == 303
+
+    page = (await olga.go("/control")).text
+    assert "Everything" in words(page)
+    with house.world.refused("paused"):
+        house.ask()
+    resume = page[page.index('value="resume"'):]
+    form = dict(re.findall(r'name="(\w+)" value="([^"]*)"', resume[: resume.index("</form>")]))
+    assert form["everything"] == "1"
+    await olga.post("/control", form | {"change": "resume"})
+    house.ask()
+
+
+async def test_x18_who_operates_all_tenants_pauses_everywhere_from_the_page(
+    house: House, olga: Visitor, visitors: Callable[[str], Visitor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PEOPLE, "greta", Principal("greta", roles=("global-operator",)))
+    greta = visitors("greta")
+    assert 'href="/control"' in (await greta.go("/")).text
+    assert 'name="everywhere"' in (await greta.go("/control")).text
+    pause = {"change": "pause", "tool": "refund", "everywhere": "1"}
+
+    assert (await greta.post("/control", pause)).status_code == 303
+
+    with house.world.refused("paused"):
+        house.world.guard.request(house.world.call(tenant="other"))
+    shown = words((await olga.go("/control")).text)
+    assert "Tool refund, in all tenants" in shown
+    assert "Resume" not in shown
+    assert "Resume tool refund in all tenants" in words((await greta.go("/control")).text)
+    assert (await olga.post("/control", pause | {"change": "resume"})).status_code == 403
+    assert (await greta.post("/control", {"change": "pause", "tool": "mail"})).status_code == 403
+    assert (await greta.post("/control", pause | {"change": "resume"})).status_code == 303
+    house.world.guard.request(house.world.call(tenant="other"))
+
+
+async def test_x18_a_restored_database_is_confirmed_from_the_page(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PEOPLE, "greta", Principal("greta", roles=("operator", "global-operator")))
+    world.guard.pause(by=OPERATOR, tool="wire")
+    world.guard.pause(by=PEOPLE["greta"], agent="bot", everywhere=True)
+    house = House(world.another(keyring=Keyring(world.keyring.keys, epoch=2)))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(house.app), base_url=ORIGIN, cookies={"login": "greta"},
+        headers={"sec-fetch-site": "same-origin"},
+    ) as client:
+        greta = Visitor(client)
+        page = words((await greta.go("/control")).text)
+        assert page.count("another restore epoch") == 2
+        assert "Everything Reason Resume everything" in page
+        assert "Everything, in all tenants Reason Resume everything in all tenants" in page
+        for where in ({}, {"everywhere": "1"}):
+            with house.world.refused("paused", "restored"):
+                house.ask()
+            answer = await greta.post("/control", {"change": "resume", "everything": "1"} | where)
+            assert answer.status_code == 303
+        assert "restore epoch" not in (await greta.go("/control")).text
+    assert house.ask().state == "pending"
+    await house.inbox.close()
 
 
 async def test_m64_an_operator_resolves_what_is_in_doubt(house: House, bob: Visitor, olga: Visitor) -> None:
@@ -676,7 +873,9 @@ async def test_m64_a_run_that_asks_back_is_shown_and_answered_by_its_owner(
     assert stage.ran[-1] == ("weather", {"location": "Rome"})
 
 
-async def test_what_a_model_raises_is_not_told(world: World) -> None:
+async def test_what_a_model_raises_is_logged_by_its_kind_and_not_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     stage = Stage(world.store)
     agent = stage.agent([("c1", "weather", {"id": "7"})], tools=[stage.asking(input_schema=None)])
     await agent.generate("How is it?", run_id="run-9", user="ana")
@@ -694,8 +893,9 @@ async def test_what_a_model_raises_is_not_told(world: World) -> None:
         await ana.go("/runs")
         answer = await ana.post("/runs", {"run": "run-9", "agent": "shop", "answer": "1", "as": "json"})
     assert answer.status_code == 502
-    assert "sk-12345" not in answer.text
+    assert "sk-12345" not in answer.text + caplog.text
     assert "run-9" in answer.text
+    assert "A run did not go on in run run-9: builtins.RuntimeError" in caplog.text
 
 
 async def test_nobody_is_sent_to_the_login_where_there_is_one(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from playwright.async_api import expect
@@ -70,6 +71,35 @@ async def test_m64_arguments_are_edited_in_a_form_and_the_change_is_shown_before
     await expect(page.locator("#arguments")).to_contain_text('"lee@example.org"')
     await expect(page.locator("#arguments")).to_contain_text("9007199254740993")
     assert site.state(request) == "superseded"
+
+
+async def test_x17_without_javascript_an_edit_is_decided_as_it_was_shown_or_not_at_all(
+    site: Site, visit: Opened
+) -> None:
+    request = site.mail(password="hunter2")
+    page = await visit(link(request), java_script_enabled=False)
+    await page.get_by_text("Edit the arguments, then approve").click()
+    await page.get_by_role("group", name="to", exact=True).get_by_role("textbox").fill("lee@example.org")
+    await page.get_by_role("button", name="Look at the change").click()
+    await expect(page.locator(".diff tbody tr")).to_have_count(2)
+    await expect(page.locator(".diff .mask")).to_have_count(2)
+    fields = page.locator("#approve-form input[type=hidden]")
+    form = [
+        (await one.get_attribute("name") or "", await one.get_attribute("value") or "") for one in await fields.all()
+    ]
+
+    other = [(name, "eve@example.org" if value == "lee@example.org" else value) for name, value in form]
+    body = urlencode(other)
+    told = await page.request.post(f"{link(request)}/decision", data=body, headers={
+        "content-type": "application/x-www-form-urlencoded", "sec-fetch-site": "same-origin", "origin": site.url,
+    })
+    assert told.status == 409
+    assert "not the one that was shown" in await told.text()
+    assert site.state(request) == "pending"
+
+    await page.get_by_role("button", name="Approve the changed call").click()
+    await expect(page.locator("#notice")).to_have_text("Approved.")
+    await expect(page.locator("#arguments")).to_contain_text("lee@example.org")
 
 
 async def test_a_mistake_in_the_form_is_told_beside_the_field_and_nothing_that_was_written_is_lost(

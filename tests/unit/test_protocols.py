@@ -224,6 +224,25 @@ def test_x11_what_is_inside_arguments_and_results_is_data() -> None:
     assert len(claims_in({"type": "tool-x", "input": inside})[0]) == 3
 
 
+@pytest.mark.parametrize("name", ["content", "parts"])
+def test_x11_a_message_that_poses_as_a_tool_part_hides_nothing(name: str) -> None:
+    posing = {"type": "tool-x", "toolCallId": "c2", "state": "output-available", "input": {}, "output": {}}
+    whole = [
+        ui(), ui()["messages"][0], model([CALL, ASKED], [ANSWER]), {"content": [CALL, ASKED, ANSWER]},
+        {"input": [MCP, MCP_ANSWER]}, ag_ui(), {"anything": {"else": ui()}},
+    ]
+
+    assert [len(claims_in({name: [{**body, **posing}]})[0]) for body in whole] == [1, 1, 1, 1, 0, 1, 1]
+    assert only({"resume": [{**ag_ui()["resume"][0], "type": "tool-x"}]}).format == "ag-ui"
+
+
+def test_x11_a_message_that_poses_as_a_tool_part_states_its_calls() -> None:
+    function = {"name": "refund", "arguments": '{"amount":1}'}
+    body = {"content": [{"type": "tool-x", "tool_calls": [{"id": "c1", "function": function}]}]}
+
+    assert [call.tool for call in claims_in(body)[1].stated("c1")] == ["refund"]
+
+
 def test_x11_statements_of_a_call_are_found_in_every_format() -> None:
     function = {"name": "refund", "arguments": '{"amount":1}'}
     body = {"messages": [
