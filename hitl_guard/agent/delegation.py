@@ -28,7 +28,8 @@ async def delegate(node: Node, call: Call, permit: Permit) -> None:
         message = f"Sub-agents cannot call each other more than {MAX_DEPTH} deep."
         await node.end(call, gate.failed("AgentDepthError", message), permit)
         return
-    child = type(node)(node.drive, sub, sub.new_run(node.drive.owner.tenant, inside=node.run.id), History(), parent=node)
+    run = sub.new_run(node.drive.owner.tenant, inside=node.run.id)
+    child = type(node)(node.drive, sub, run, History(), parent=node)
     child.history.add({"content": permit.arguments["prompt"], "role": "user"})
 
     def begin(twin: Call) -> None:
