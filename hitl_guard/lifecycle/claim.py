@@ -52,6 +52,8 @@ def claim_again(desk: Desk, reading: Reading, record: Record) -> Permit | None:
     The spend key is there since the first claim; here the event's place, unique in the request, is what is spent. This
     process remembers the start that it follows, as long as it would remember a first claim.
     """
+    if _control_was_missing(desk, reading):
+        return None
     suspended, claim_id = (record.claim_id or "").encode(), new_id()
     desk.demand_resumed(record, suspended, reading.now)
     draft = _draft(

@@ -13,7 +13,7 @@ from . import record as records
 from .record import Record
 
 MOST = 1_000
-"""Requests that are kept; the ones that were read longest ago go first."""
+"""Requests that are kept; the ones that were verified longest ago go first."""
 
 LARGEST = 32_768
 """Bytes of the largest request that is kept, its events included."""
@@ -29,8 +29,7 @@ class Verified:
     def __init__(self, signer: Signer, sealer: audit.Sealer) -> None:
         self._signer = signer
         self._sealer = sealer
-        self._generation = signer.keyring.generation
-        self._known: OrderedDict[str, tuple[int, Record]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[int, int, Record]] = OrderedDict()
         self._lock = Lock()
 
     def __call__(self, row: RequestRow, events: Sequence[EventRow], now: int) -> Record:
@@ -41,8 +40,9 @@ class Verified:
         """
         generation = self._signer.keyring.generation  # raises where the key file cannot be used
         known = self._known.get(row.id)
-        if known is not None and self._generation == generation and known[0] <= now:
-            record = known[1]
+        # The entry's own generation: another thread may have met newer keys since this one asked for them.
+        if known is not None and known[0] == generation and known[1] <= now:
+            record = known[2]
             if record.row == row and record.events == tuple(events):
                 return record.at(now)
         record = records.verify(row, events, signer=self._signer, sealer=self._sealer, now=now)
@@ -53,11 +53,8 @@ class Verified:
         row = record.row
         size = len(row.envelope) + len(row.arguments) + len(row.details) + sum(len(one.body) for one in record.events)
         with self._lock:
-            if self._generation != generation:
-                self._known.clear()
-                self._generation = generation
             self._known.pop(row.id, None)
             if size <= LARGEST:
-                self._known[row.id] = now, record
+                self._known[row.id] = generation, now, record
             if len(self._known) > MOST:
                 self._known.popitem(last=False)

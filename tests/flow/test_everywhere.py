@@ -12,8 +12,10 @@ from hitl_guard.errors import HitlGuardError
 from hitl_guard.keyring import Keyring
 from hitl_guard.lifecycle import ledger
 from hitl_guard.models import Principal, ToolCall
+from hitl_guard.rows import EVERYWHERE, control_record
 from hitl_guard.store import schema
 from tests.databases import Database
+from tests.flow.test_loops import again, suspended
 from tests.support import GLOBAL, OPERATOR, World, make_world
 
 __all__ = ["make_world"]
@@ -170,3 +172,21 @@ def test_x18_the_self_test_of_a_node_that_starts_meanwhile_still_passes(make_wor
 
     with world.refused("paused", "all"):
         world.run(world.call(tenant="hitl-guard-selftest"))
+
+
+def test_x18_a_suspended_call_starts_again_on_a_database_that_has_no_row_of_all_tenants_yet(
+    make_world: MakeWorld, database: Database
+) -> None:
+    """A database of before has none; the row is made first, as before a first claim."""
+    world = make_world()
+    call, request, start = suspended(world)
+    record = control_record(EVERYWHERE)
+    with database.connect() as before:
+        before.execute(sqlalchemy.delete(schema.control).where(schema.control.c.tenant == b""))
+        before.execute(sqlalchemy.delete(schema.events).where(schema.events.c.request_id == record.encode()))
+        before.commit()
+    node = world.another(store=make_world().store)
+
+    assert again(node, call, request, start).request_id == request.id
+
+    assert node.guard.control().everywhere_version == 1

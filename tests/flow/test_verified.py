@@ -171,3 +171,26 @@ def test_a_process_keeps_so_many_requests_and_no_large_one(
         world.state(request)
 
     assert looked == [large.id, requests[0].id]
+
+
+def test_at45_what_was_verified_under_older_keys_never_counts_under_newer_ones(
+    world: World, looked: list[str], tmp_path: Path
+) -> None:
+    """Whatever other threads do meanwhile: an entry says itself which keys it was verified with."""
+    keys = ring()
+    file, node = reloading(world, keys, tmp_path)
+    _, request = node.grant()
+    row, events = stored(world, request)
+    desk = node.guard._desk
+    desk.verify(row, events, world.store.now())
+    before = dict(desk._verified._known)
+    gone, _ = revoked(keys, keys.keys[0].id, now=clock.epoch_ms())
+    file.write_bytes(gone.dump().reveal())
+    with pytest.raises(HitlGuardError):
+        desk.verify(row, events, world.store.now())
+
+    desk._verified._known.update(before)  # as a thread that had begun under the older keys puts it back
+
+    with pytest.raises(HitlGuardError) as refused:
+        desk.verify(row, events, world.store.now())
+    assert refused.value.code == "key-revoked"
