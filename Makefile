@@ -11,7 +11,7 @@ STAMP := $(VENV)/.stamp
 # Under CI every database and Node must be there, so only there can every branch be demanded.
 COVERAGE := $(if $(CI),--cov --cov-report=term-missing:skip-covered)
 
-.PHONY: help venv demo serve test test-slow coverage lint check bench lock clean
+.PHONY: help venv demo serve chat test test-slow coverage lint check bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ demo: $(STAMP) ## watch one approval, and every attack on it refused
 serve: $(STAMP) ## the demo agent and the inbox on http://localhost:8080, with login links for three people
 	$(VENV)/bin/hitl-guard serve --demo
 
+chat: $(STAMP) ## a useChat page on http://localhost:8090, whose model deletes only what you approve
+	$(VENV)/bin/hitl-guard demo chat --port 8090 --page "$$($(PYTHON) -m tests.chat.page)"
+
 test: $(STAMP) ## run the tests
 	$(PYTHON) -m pytest -n 2 $(COVERAGE)
 
@@ -63,5 +66,5 @@ lock: $(STAMP) ## write requirements.lock anew, newest versions
 	  --upgrade --generate-hashes --no-emit-index-url --no-config --quiet --custom-compile-command "make lock" -o requirements.lock
 
 clean: ## remove caches and build results, not .venv
-	rm -rf build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist tests/chat/build tests/chat/node_modules .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

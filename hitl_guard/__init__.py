@@ -5,6 +5,8 @@ The public names resolve lazily (PEP 562), so that ``import hitl_guard`` stays c
 
 from typing import TYPE_CHECKING
 
+from .lazy import names_of
+
 if TYPE_CHECKING:
     from . import errors
     from .aio import AsyncGuard
@@ -70,18 +72,4 @@ _HOMES = {
 
 # Hidden from type checkers, which would otherwise believe that every misspelt name exists.
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        from importlib import import_module
-
-        if name == "errors":
-            return import_module(".errors", __name__)
-        for home, names in _HOMES.items():
-            if name in names:
-                value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
-                return value
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = names_of(__name__, _HOMES)

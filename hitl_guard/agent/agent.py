@@ -40,6 +40,9 @@ from .work import Node
 _WARM = 10_000
 """How many suspended runs a process remembers function policies and hooks of."""
 
+SUB = "sub."
+"""What the id of an inner run has after the prefix that its group of runs has in common."""
+
 _PROMPT = {
     "additionalProperties": False, "properties": {"prompt": {"type": "string"}}, "required": ["prompt"],
     "type": "object",
@@ -293,9 +296,10 @@ class Agent(Resuming, GuardedLoop):
 
         Args:
             inside: The id of the run around it: up to its last dot, the new id begins with the same, so that who groups
-                runs by such a prefix finds the inner ones too.
+                runs by such a prefix finds the inner ones too; `SUB` follows, which tells them from the outer ones.
         """
         group, fresh = inside[: inside.rfind(".") + 1], new_id()
+        group += SUB if group and not group.endswith("." + SUB) else ""
         new = run_id or (group + fresh if len(group) + len(fresh) <= MAX_ID else fresh)
         return Run(new, self.id, new_id(), private_key(tenant, new).hex(), True)
 

@@ -52,9 +52,10 @@ def step_finished(run: Run, kind: str, reason: str, messages: list[dict[str, Any
     )
 
 
-def called(run: Run, call: Call) -> Event:
-    """Return the event of a call that the model proposes."""
-    return event(run, "tool-call", toolCallId=call.id, toolName=call.name, args=_args(call))
+def called(run: Run, call: Call, tool: Tool | None = None) -> Event:
+    """Return the event of a call that the model proposes. ``clientSide``: the client runs it, once it may."""
+    told = {"toolCallId": call.id, "toolName": call.name, "args": _args(call), **_numbered(call)}
+    return event(run, "tool-call", **told, **({"clientSide": True} if tool is not None and tool.is_client else {}))
 
 
 def ended(run: Run, call: Call) -> Event | None:
@@ -68,15 +69,29 @@ def ended(run: Run, call: Call) -> Event | None:
     if outcome.kind == "error":
         return event(run, "tool-error", **told, error=copied(outcome.value))
     result = event(run, "tool-result", **told, result=copied(outcome.value))
+    if outcome.approval is not None:
+        result["payload"]["approval"] = copied(outcome.approval)
     if outcome.hook is not None:
         result["payload"]["hookError"] = dict(outcome.hook)
     return result
 
 
+def withheld(run: Run) -> list[Event]:
+    """Return the events of calls that have ended in turns that have not, as they will show in this run's stream."""
+    found: list[Event] = []
+    for call in run.calls:
+        if call.child is not None:
+            found += [inside(run, call, inner) for inner in withheld(call.child)]
+        elif not run.settled and (told := ended(run, call)) is not None:
+            found.append(told)
+    return found
+
+
 def named(call: Call) -> dict[str, Any]:
     """Return a call by its id, its tool and the arguments that ran, or that a client is to run it with."""
     changed = None if call.outcome is None else call.outcome.args
-    return {"toolCallId": call.id, "toolName": call.name, "args": _args(call) if changed is None else copied(changed)}
+    args = _args(call) if changed is None else copied(changed)
+    return {"toolCallId": call.id, "toolName": call.name, "args": args, **_numbered(call)}
 
 
 def inside(run: Run, call: Call, inner: Event) -> Event:
@@ -91,7 +106,7 @@ def asks(call: Call, tool: Tool | None, details: dict[str, Any] | None = None) -
         details: Of a new request: ``approvalId, fingerprint, token, expiresAt, reason``.
     """
     args = _args(call) if call.edited is None else copied(call.edited)
-    payload: dict[str, Any] = {"toolCallId": call.id, "toolName": call.name, "args": args}
+    payload: dict[str, Any] = {"toolCallId": call.id, "toolName": call.name, "args": args, **_numbered(call)}
     if call.suspension is None:
         return payload | {"resumeSchema": APPROVAL_RESUME_SCHEMA, "approvalId": call.request_id} | (details or {})
     schema = None if tool is None else tool.resume_schema_json
@@ -125,15 +140,23 @@ def outward(path: list[tuple[Run, Call]], depth: int, payload: dict[str, Any]) -
     call = path[depth][1]
     if depth == len(path) - 1:
         return payload
-    told = payload | {"toolCallId": call.id, "innerToolCallId": payload["toolCallId"]}
+    told = {name: value for name, value in payload.items() if name != "occurrence"}
+    told |= {"toolCallId": call.id, "innerToolCallId": payload["toolCallId"], **_numbered(call)}
     return told | {"toolName": call.name, "args": _args(call)} if "suspendPayload" in payload else told
 
 
 def resumed(run: Run, payload: dict[str, Any]) -> Event:
     """Return the event of a pause that is over, from the payload by which it was told."""
     kind = "suspension" if "suspendPayload" in payload else "approval"
-    kept = ("toolCallId", "toolName", "args", "suspendPayload", "resumeSchema", "approvalId", "suspensionId")
+    kept = (
+        "toolCallId", "toolName", "args", "suspendPayload", "resumeSchema", "approvalId", "suspensionId", "occurrence",
+    )
     return event(run, "tool-call-resumed", kind=kind, **{name: payload[name] for name in kept if name in payload})
+
+
+def _numbered(call: Call) -> dict[str, int]:
+    """Return the call's index among calls with its id, where it is not the first: providers repeat ids."""
+    return {"occurrence": call.occurrence} if call.occurrence else {}
 
 
 def _args(call: Call) -> dict[str, Any]:

@@ -46,6 +46,8 @@ IN_DOUBT = "Nobody knows whether the call had an effect. Do not make it again; t
 
 RequireApproval = bool | Callable[..., Any]
 
+_NO_POLICY = ToolPolicy()
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -123,7 +125,7 @@ class Gate:
 
     def _silent(self, tool: Tool) -> bool:
         # Never by their truth: a policy object that is callable may read as empty.
-        one, two, three = self.require, self.own, tool.policy.require_approval
+        one, two, three = self.require, self.own, self._default(tool).require_approval
         return (
             (one is False or one is None) and (two is False or two is None) and (three is False or three is None)
         )
@@ -141,7 +143,8 @@ class Gate:
         if self._silent(tool):
             return None
         demands: list[RequireApproval] = [need for need in (self.require, self.own) if need is not False]
-        if tool.policy.require_approval is True or (True in demands and not callable(tool.policy.require_approval)):
+        default = self._default(tool)
+        if default.require_approval is True or (True in demands and not callable(default.require_approval)):
             return self.demanded()
         raw = self.guard._desk.canonical_arguments(call.arguments)
         asked = PolicyInput(
@@ -151,7 +154,7 @@ class Gate:
             context=self.owner.context,
         )
         verdicts = [
-            verdict for need, policy in self._settings(demands, tool.policy)
+            verdict for need, policy in self._settings(demands, default)
             for verdict in verdicts_of(
                 asked, require_approval=need, tool_approval=None, tool_policy=policy,
                 runner=Runner(resolve, self.guard._desk.policy.timeout_s),
@@ -159,6 +162,10 @@ class Gate:
         ]
         verdict = strictest(verdicts)
         return verdict if verdict.status is Status.USER_APPROVAL else None
+
+    def _default(self, tool: Tool) -> ToolPolicy:
+        """Return the tool's own setting; none where the guard's ``tool_approval`` speaks of the tool in its place."""
+        return _NO_POLICY if self.guard._desk.policy.approves(tool.name) else tool.policy
 
     @staticmethod
     def _settings(demands: list[RequireApproval], policy: ToolPolicy) -> list[tuple[Any, ToolPolicy | None]]:
@@ -221,8 +228,10 @@ def approval(call: Call, *, approved: bool, reason: str | None = None) -> dict[s
 def succeeded(call: Call, value: Any, permit: Permit) -> Outcome:
     """Return how a call ends that ran."""
     outcome = Outcome("result", value)
-    if call.asked or permit.request_id is not None:
+    if call.asked:
         outcome.approval = approval(call, approved=True)
+    elif permit.request_id is not None:  # the policy approved it by itself
+        outcome.approval = {"approved": True, "approvalId": permit.request_id, "id": call.id, "isAutomatic": True}
     if permit.edited:
         outcome.args, outcome.said = permit.arguments, edit_notice(permit) + as_text(value)
     return outcome

@@ -115,7 +115,8 @@ async def _played(drive: Drive, stream: AgentStream) -> Events:
 
 
 def _left_waiting(drive: Drive, stream: AgentStream) -> None:
-    """Note on the stream everything that waits now, the most recent pause last."""
+    """Note on the stream everything that waits now, the most recent pause last, and what has ended beside it."""
+    stream.withheld = events.withheld(drive.root.run)
     told = {payload.get("suspensionId") or payload.get("approvalId"): payload for payload in stream.pauses}
     stream.pauses = [
         told.get(way[-1][1].pause_id)

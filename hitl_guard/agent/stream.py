@@ -16,7 +16,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 _NOTED = frozenset({
     "client_calls", "finish_reason", "messages", "pauses", "run_id", "status", "steps", "suspend_payload", "text",
-    "tool_calls", "tool_results", "usage",
+    "tool_calls", "tool_results", "usage", "withheld",
 })
 
 _PAUSES = ("tool-call-approval", "tool-call-suspended")
@@ -74,6 +74,8 @@ class AgentStream:
     Attributes:
         run_id: The run's id; where a message answered a waiting run, that one's, once the stream is read.
         status: ``running`` until the end, then as in `AgentResult`; ``closed`` when it was left early.
+        withheld: Once it has paused: the events of calls that have ended beside what waits. The model gets their
+            results, and a stream tells of them, when the whole turn has ended; a page may show them now.
     """
 
     def __init__(self, run_id: str, source: Callable[[AgentStream], Events]) -> None:
@@ -82,6 +84,7 @@ class AgentStream:
         self.finish_reason: str | None = None
         self.text = ""
         self.pauses: list[dict[str, Any]] = []
+        self.withheld: list[Event] = []
         self.tool_calls: list[Event] = []
         self.tool_results: list[Event] = []
         self.client_calls: list[dict[str, Any]] = []
@@ -149,7 +152,7 @@ class AgentStream:
     def take_over(self, other: AgentStream) -> None:
         """Take over what another stream of the same run has noted."""
         for name in ("run_id", "status", "finish_reason", "text", "pauses", "tool_calls", "tool_results",
-                     "client_calls", "messages", "usage", "steps"):
+                     "client_calls", "messages", "usage", "steps", "withheld"):
             setattr(self, name, getattr(other, name))
 
     def _note(self, event: Event) -> None:

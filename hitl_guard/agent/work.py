@@ -173,7 +173,7 @@ class Node:
         self.text += run.text
         self._propose(turn.calls)
         for call in run.calls:
-            yield events.called(run, call)
+            yield events.called(run, call, self.agent.tool(call.name))
         if not run.calls:
             yield await self._ended(turn.finish_reason or "stop")
 

@@ -5,6 +5,8 @@ The names resolve lazily (PEP 562): the middleware needs no template engine, and
 
 from typing import TYPE_CHECKING
 
+from ..lazy import names_of
+
 if TYPE_CHECKING:
     from .app import create_app
     from .identity import Identity, request_user, trusted_header
@@ -22,16 +24,4 @@ _HOMES = {
 
 # Hidden from type checkers, which would otherwise believe that every misspelt name exists.
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        from importlib import import_module
-
-        for home, names in _HOMES.items():
-            if name in names:
-                value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
-                return value
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = names_of(__name__, _HOMES)

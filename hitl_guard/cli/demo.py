@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from .demo_chat import chat
+
 _POLICY = b"""\
 version: 1
 name: demo
@@ -136,9 +138,18 @@ class World:
         connection.close()
 
 
-@click.command()
-def demo() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def demo(context: click.Context) -> None:
     """Tell the whole story on a temporary SQLite database: ask, approve, run once, refuse everything else."""
+    if context.invoked_subcommand is None:
+        _tell()
+
+
+demo.add_command(chat)
+
+
+def _tell() -> None:
     folder = Path(tempfile.mkdtemp(prefix="hitl-guard-demo-"))
     story = Story()
     try:

@@ -104,6 +104,13 @@ class Policy:
         settings = self.tool_approval.values() if isinstance(self.tool_approval, Mapping) else (self.tool_approval,)
         return not any(callable(setting) for setting in (self.require_approval, *settings))
 
+    def approves(self, tool: str) -> bool:
+        """Whether ``tool_approval`` speaks of a tool, by a map's entry or a function for all: it replaces the tool's
+        own default. One status for all tools is no word on any of them.
+        """
+        setting = self.tool_approval
+        return setting.get(tool) is not None if isinstance(setting, Mapping) else callable(setting)
+
     @cached_property
     def needs_recheck(self) -> bool:
         """Whether a rule wants the approvers' roles looked up again at the claim (``recheck_approvers``)."""

@@ -39,10 +39,20 @@ def claims(document: Document) -> Iterator[Claim]:
             continue
         if type(approval) is not dict:
             malformed("'approval' must be an object")
+        if _is_automatic_denial(node.value, approval):
+            continue  # nobody was asked, nothing ran, and nothing can come of it
         if "approved" in approval:
             yield _claim(node, approval)
         elif node.value.get("state") == "approval-responded":
             malformed("the answer is missing")
+
+
+def _is_automatic_denial(part: dict[str, Any], approval: dict[str, Any]) -> bool:
+    """Whether a part says that the policy denied its call: of that there is no request in the store."""
+    return (
+        part.get("state") == "output-denied" and approval.get("approved") is False
+        and approval.get("isAutomatic") is True
+    )
 
 
 def _claim(node: Node, approval: dict[str, Any]) -> Claim:

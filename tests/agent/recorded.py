@@ -25,7 +25,8 @@ FOREIGN = frozenset({
 """What only the reference has: its provider's data, its processors', its durable engine's, a time beside each part."""
 
 OURS = frozenset({
-    "approvalId", "expiresAt", "fingerprint", "innerToolCallId", "reason", "suspensionId", "token",
+    "approvalId", "clientSide", "expiresAt", "fingerprint", "innerToolCallId", "occurrence", "reason",
+    "suspensionId", "token",
 })
 """What our payloads add."""
 
@@ -117,6 +118,8 @@ def event_of(event: Event) -> Event:
     payload = dict(event["payload"])
     if event["type"] == "tool-output":
         payload["output"] = event_of(payload["output"])
+    elif event["type"] == "tool-result":
+        payload.pop("approval", None)  # the reference tells it of a denial alone
     told = {
         "type": event["type"], "runId": event["run_id"], "from": event["from"], "payload": payload,
         "payloadKeys": sorted(payload.keys() - OURS),

@@ -164,7 +164,7 @@ async def test_f10_a_check_of_runs_in_runs_notices_an_inner_run_with_its_supervi
 ) -> None:
     real = Agent.new_run
 
-    def same_id(agent: Agent, tenant: str, run_id: str | None = None) -> Run:
+    def same_id(agent: Agent, tenant: str, run_id: str | None = None, *, inside: str = "") -> Run:
         return real(agent, tenant, run_id or "r")
 
     monkeypatch.setattr(Agent, "new_run", same_id)

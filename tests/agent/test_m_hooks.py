@@ -68,8 +68,10 @@ async def test_m30_a_hook_may_skip_the_tool_and_give_its_result(stage: Stage, ga
     if gated:
         events = await read(agent.approve_tool_call(stream.run_id, approver=BOB))
 
+    approval = {"id": "call-1", "approvalId": stream.pauses[0]["approvalId"], "approved": True} if gated else None
     assert only(events, "tool-result") == {
         "toolCallId": "call-1", "toolName": "delete", "args": {"id": "7"}, "result": {"skipped": True},
+        **({} if approval is None else {"approval": approval}),
     }
     assert (told(agent), stage.ran, log.after) == (['{"skipped":true}'], [], [])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hitl_guard.agent import Agent, AgentResult
+from hitl_guard.agent import Agent, AgentResult, Tool
 from hitl_guard.agent.sync import SyncAgent
 from hitl_guard.errors import AgentError, ConfigurationError
 
@@ -98,6 +98,27 @@ async def test_reading_goes_on_where_it_stopped_and_a_second_reading_has_nothing
     assert await read(stream) == []
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+
+
+async def test_a_paused_stream_holds_what_has_ended_beside_the_pause(stage: Stage) -> None:
+    calls = [("call-1", "delete", {"id": "7"}), ("call-1", "look", {"id": "8"}), ("call-2", "locate", {})]
+    agent = stage.agent(
+        calls, tools=[stage.tool(require_approval=True), stage.tool("look"), Tool("locate")]
+    )
+    stream = agent.stream("go", user="ana")
+
+    events = await read(stream)
+
+    (ended,) = stream.withheld
+    assert (ended["type"], ended["payload"]["toolCallId"], ended["payload"]["occurrence"]) == (
+        "tool-result", "call-1", 1
+    )
+    assert ended["payload"]["toolName"] == "look"
+    assert "tool-result" not in types(events)
+    proposed = [event["payload"] for event in events if event["type"] == "tool-call"]
+    assert [(one.get("occurrence"), one.get("clientSide")) for one in proposed] == [
+        (None, None), (1, None), (None, True)
+    ]
 
 
 async def test_awaiting_a_stream_gives_its_result_however_much_of_it_was_read(stage: Stage) -> None:

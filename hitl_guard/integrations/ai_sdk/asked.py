@@ -1,0 +1,79 @@
+"""What a chat is told of one request: why it waits, who decides, what a browser shows wrongly, what was decided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...models import ApprovalRequest
+from ...render import escape, warnings
+from .values import exact_integers, obstacle
+
+MAX_EXACT = 4_000
+"""Characters of the sentence that states large integers; a request that needs more is decided in the inbox."""
+
+_HARMLESS = frozenset({"big-integer", "long-text"})
+
+
+def reason_of(request: ApprovalRequest, note: str | None = None) -> str | None:
+    """Return why a request waits, and what a person must know who sees its arguments in a browser; None for nothing."""
+    sentences = [request.reason, note, _exactly(request), _beware(request)]
+    return "\n".join(sentence for sentence in sentences if sentence) or None
+
+
+def _exactly(request: ApprovalRequest) -> str | None:
+    found = exact_integers(request.arguments)
+    if not found:
+        return None
+    exact = ", ".join(f"{escape(place)} = {number}" for place, number in found)
+    return f"A browser rounds large whole numbers. These are exactly: {exact}."
+
+
+def _beware(request: ApprovalRequest) -> str | None:
+    slugs = [warning.partition(":")[0] for warning in warnings(request.canonical)]
+    odd = [slug for slug in slugs if slug not in _HARMLESS]
+    if not odd:
+        return None
+    return f"The arguments may not be what they look like here ({', '.join(odd)}): the inbox shows them as they are."
+
+
+def hidden(request: ApprovalRequest) -> str | None:
+    """Return why a person cannot be shown in a chat exactly what would run; None where that can be."""
+    why = obstacle(request.arguments)
+    if why is not None:
+        return f"its arguments hold {why}"
+    exact = _exactly(request)
+    return "its arguments hold many numbers that a browser rounds" if exact and len(exact) > MAX_EXACT else None
+
+
+def descriptor_of(request: ApprovalRequest) -> dict[str, Any]:
+    """Return what a page may show beside a request (``approvalDescriptor``).
+
+    ``fingerprint``; ``expiresAt`` (epoch milliseconds); ``approvers`` (roles and ``user:ID``; empty: anybody but the
+    requester), ``quorum``, ``selfApproval`` and ``channels`` (empty: any) over all requirements together; and
+    ``requirements``, each with the same, for a request of several rules.
+    """
+    each = [
+        {
+            "approvers": [*one.approvers], "channels": [*one.channels], "quorum": one.quorum,
+            "selfApproval": one.self_approval,
+        }
+        for one in request.requirements
+    ]
+    limited = [set(one.channels) for one in request.requirements if one.channels]
+    return {
+        "approvers": [*dict.fromkeys(name for one in request.requirements for name in one.approvers)],
+        "channels": sorted(set.intersection(*limited)) if limited else [],
+        "expiresAt": request.decide_by, "fingerprint": request.fingerprint,
+        "quorum": max((one.quorum for one in request.requirements), default=1), "requirements": each,
+        "selfApproval": bool(request.requirements) and all(one.self_approval for one in request.requirements),
+    }
+
+
+def decided(request: ApprovalRequest) -> tuple[bool | None, str | None, bool]:
+    """Return ``(approved, reason, automatic)`` of what is on record; approved is None where nothing was decided."""
+    approved = False if request.state == "denied" else True if request.execute_by is not None else None
+    if approved is None:
+        return None, None, False
+    votes = [vote for vote in request.votes if vote.approve is approved]
+    reason = votes[-1].reason if votes else None
+    return approved, reason or None, bool(votes) and all(vote.automatic for vote in votes)

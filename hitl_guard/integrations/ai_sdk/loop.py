@@ -1,0 +1,138 @@
+"""What a chat needs of a loop; `AgentLoop` is the built-in agent's.
+
+Another loop implements `Loop`: four methods whose events are those of `hitl_guard.agent` (``tool-call``,
+``tool-call-approval``, ``tool-result``, ``text-delta`` … see `hitl_guard.agent.events`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ...agent import Agent
+from ...agent.events import Event
+from ...errors import ConfigurationError
+from ...guard import Guard
+from .approval import REQUEST_KEY, request_map, takes_requests
+from .messages import ChatId
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the user said, for a loop that begins a new run.
+
+    Attributes:
+        run_id: The id that the run must have.
+        messages: The whole conversation as the client tells it, in the chat format.
+        new: What of it was said since the assistant's last message.
+        context: The host's data for policies and tools, or None.
+    """
+
+    chat: ChatId
+    run_id: str
+    messages: Sequence[Mapping[str, Any]] = field(repr=False)
+    new: Sequence[Mapping[str, Any]] = field(repr=False)
+    context: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+class Loop(Protocol):
+    """A loop that runs in a chat. Its calls must have the run ids that it is given (`ChatId.new_run`)."""
+
+    @property
+    def guard(self) -> Guard:
+        """The guard that every call of the loop goes through."""
+
+    def start(self, turn: Turn) -> AsyncIterator[Event]:
+        """Begin a run; yield its events up to its first pause or its end."""
+
+    def go_on(self, chat: ChatId, run_id: str) -> AsyncIterator[Event]:
+        """Go on with a run after decisions; yield its events."""
+
+    def answer(self, chat: ChatId, run_id: str, call_id: str | None, data: Any) -> AsyncIterator[Event]:
+        """Answer a call that suspended itself; yield the events."""
+
+    async def waiting(self, chat: ChatId) -> Mapping[str, frozenset[str]]:
+        """Return the chat's runs that wait: run id → ids of the requests that they wait for.
+
+        A run that no process goes on with any more (its own died) waits for nothing: an empty set.
+        """
+
+
+class AgentLoop:
+    """The built-in agent in a chat. With ``memory`` the server keeps the conversation, and the client's is not read.
+
+    Args:
+        agent: Its tools, sub-agents, guard and memory.
+        prepare_call: A function from a `Turn` to options for its run, sync or async: those of
+            `hitl_guard.agent.Agent.stream` (``require_tool_approval``, ``request_context`` …) and ``tool_approval``,
+            the request's own map (the guard's policy must be made with ``tool_approval(…, per_request=True)``).
+
+    Raises:
+        ConfigurationError: there is no agent.
+    """
+
+    def __init__(self, agent: Agent, *, prepare_call: Callable[[Turn], Any] | None = None) -> None:
+        if not isinstance(agent, Agent):
+            raise ConfigurationError("Give the chat a hitl_guard.agent.Agent, or a Loop of your own.")
+        self.agent = agent
+        self._prepare = prepare_call
+
+    @property
+    def guard(self) -> Guard:
+        """The agent's guard."""
+        return self.agent.guard
+
+    async def start(self, turn: Turn) -> AsyncIterator[Event]:
+        """Begin a run.
+
+        Raises:
+            ConfigurationError: the options of `prepare_call` cannot be used.
+        """
+        options = await self._options(turn)
+        kept = self.agent.memory is not None
+        said = [*turn.new] or await self._results(turn) if kept else turn.messages
+        stream = self.agent.stream(
+            said, user=turn.chat.user, tenant=turn.chat.user.tenant, run_id=turn.run_id,
+            thread_id=turn.chat.id if kept else None, **options,
+        )
+        async with aclosing(stream):
+            async for event in stream:
+                yield event
+            for event in stream.withheld:
+                yield event
+
+    async def _options(self, turn: Turn) -> dict[str, Any]:
+        given = None if self._prepare is None else self._prepare(turn)
+        options = dict(await given if inspect.isawaitable(given) else given or {})
+        context = {**(turn.context or {}), **options.pop("request_context", {})}
+        if "tool_approval" in options:
+            if not takes_requests(self.guard._desk.policy.tool_approval):
+                raise ConfigurationError("Make the guard's policy with tool_approval(…, per_request=True).")
+            context[REQUEST_KEY] = request_map(options.pop("tool_approval"))
+        return options | ({"request_context": context} if context else {})
+
+    async def _results(self, turn: Turn) -> list[Mapping[str, Any]]:
+        """Return the client's results of the calls that the stored conversation lacks: those that the client ran."""
+        stored = await self.agent.recall(turn.chat.id, user=turn.chat.user, tenant=turn.chat.user.tenant)
+        called = {call["id"] for one in stored for call in one.get("tool_calls") or ()}
+        open_ = called - {one.get("tool_call_id") for one in stored if one["role"] == "tool"}
+        return [one for one in turn.messages if one["role"] == "tool" and one["tool_call_id"] in open_]
+
+    def go_on(self, chat: ChatId, run_id: str) -> AsyncIterator[Event]:
+        """Go on with a run after decisions."""
+        return self.agent.continue_stream(run_id, user=chat.user, tenant=chat.user.tenant)
+
+    def answer(self, chat: ChatId, run_id: str, call_id: str | None, data: Any) -> AsyncIterator[Event]:
+        """Answer a call that suspended itself. A pause that waits for an approval is not answered so."""
+        return self.agent.resume_stream(data, run_id, call_id, user=chat.user, tenant=chat.user.tenant)
+
+    async def waiting(self, chat: ChatId) -> Mapping[str, frozenset[str]]:
+        """Return the chat's runs that wait, with the ids of their requests."""
+        found = await self.agent.list_suspended_runs(user=chat.user, tenant=chat.user.tenant)
+        return {
+            run.run_id: frozenset(call.pause_id for call in run.tool_calls if call.requires_approval)
+            for run in found.runs if chat.owns(run.run_id)
+        }

@@ -1,0 +1,238 @@
+"""`Streams`: running streams of chats. A run goes on when its client goes away, and the client can come back to it.
+
+All of it lives in this process's memory. With several processes, send a chat's requests to one of them (or live without
+coming back: what waits is in the store in any case, and what ran is on record).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+
+from ... import clock
+from ...errors import AgentError, ConfigurationError, LimitError, UnavailableError
+from .messages import ChatId
+from .parts import Chunk
+from .response import encoded
+
+_LOG = logging.getLogger("hitl_guard.ai_sdk")
+
+_BROKEN: Chunk = {"type": "error", "errorText": "An error occurred."}
+_LAGGED: Chunk = {"type": "error", "errorText": "The connection is too slow: load the chat again."}
+_CLOSING: Chunk = {"type": "abort", "reason": "The server is shutting down."}
+_STOPPED: Chunk = {"type": "abort", "reason": "Stopped."}
+
+Key = tuple[str, str, str]
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    """One stream of a chat.
+
+    Attributes:
+        kept: The chunks that are kept, with their bytes; ``first``: the number of the first one. size: Bytes of them.
+        whole: Whether all of them are kept, so that it can be replayed.
+        readers: Reader → the number of the chunk that it reads next.
+        ended: When it ended, by the monotonic clock; None while it runs.
+    """
+
+    before: tuple[Chunk, ...]
+    kept: deque[tuple[Chunk, int]] = field(default_factory=deque)
+    first: int = 0
+    size: int = 0
+    whole: bool = True
+    readers: dict[object, int] = field(default_factory=dict)
+    ended: int | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def end(self) -> int:
+        """The number of the next chunk."""
+        return self.first + len(self.kept)
+
+    def tell(self) -> None:
+        """Wake every reader."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Streams:
+    """The streams of one process, by tenant, user and chat: nobody reads another one's.
+
+    Args:
+        most: Streams in all. own: Running streams of one user.
+        chunks, size: Chunks and bytes of one stream that are kept. A stream that grows beyond goes on, and can be
+            replayed no more; a reader who is behind by more is cut off.
+        keep_ms: How long a stream that has ended can still be replayed.
+
+    Raises:
+        ConfigurationError: a bound is no positive integer.
+    """
+
+    def __init__(
+        self, *, most: int = 1_000, own: int = 20, chunks: int = 20_000, size: int = 4_194_304, keep_ms: int = 60_000
+    ) -> None:
+        for name, value in (("most", most), ("own", own), ("chunks", chunks), ("size", size)):
+            if type(value) is not int or value < 1:
+                raise ConfigurationError(f"'{name}' is a positive integer.")
+        if type(keep_ms) is not int or keep_ms < 0:
+            raise ConfigurationError("'keep_ms' is a number of milliseconds.")
+        self._most, self._own, self._chunks, self._size, self._keep = most, own, chunks, size, keep_ms
+        self._streams: dict[Key, _Stream] = {}
+        self._closed = False
+
+    def begin(
+        self, chat: ChatId, make: Callable[[], AsyncIterator[Chunk]], *, before: Iterable[Chunk] = ()
+    ) -> AsyncGenerator[Chunk, None]:
+        """Start a stream of a chat; return its chunks as they come. It goes on if these are not read.
+
+        Args:
+            chat: Whose chat it is, by the host's login.
+            make: Returns the chunks of the stream. Called at once, if there is room.
+            before: What a replay starts with, after the ``start`` chunk: where a message goes on, what it had
+                (`rebuilt`).
+
+        Raises:
+            AgentError: the chat has a running stream (``run-busy``, detail ``stream``).
+            LimitError: there are too many (detail ``streams``). UnavailableError: the process is shutting down.
+        """
+        if self._closed:
+            raise UnavailableError("This server is shutting down; try again.", detail="closing")
+        self._forget_old()
+        key = _key(chat)
+        if (there := self._streams.get(key)) is not None and there.ended is None:
+            raise AgentError("This chat is being answered already.", code="run-busy", detail="stream")
+        self._make_room(key)
+        source, stream = make(), _Stream(tuple(before))
+        self._streams[key] = stream
+        reader = self._reader(stream)
+        stream.task = asyncio.create_task(self._run(stream, source))
+        return reader
+
+    def again(self, chat: ChatId) -> AsyncGenerator[Chunk, None] | None:
+        """Return a chat's newest stream from its start on, and live after that; None where there is nothing to replay.
+
+        A client that reconnects replays it into an empty message.
+        """
+        self._forget_old()
+        stream = self._streams.get(_key(chat))
+        if stream is None or not stream.whole:
+            return None
+        return _with(self._reader(stream), stream.before)
+
+    def stop(self, chat: ChatId) -> bool:
+        """Stop a chat's running stream, and what it runs; say whether there was one. What tools did is on record."""
+        stream = self._streams.get(_key(chat))
+        if stream is None or stream.task is None or stream.ended is not None:
+            return False
+        self._end(stream, _STOPPED)
+        stream.task.cancel()
+        return True
+
+    async def close(self) -> None:
+        """End every stream, and start no more."""
+        self._closed = True
+        streams = [*self._streams.values()]
+        for stream in streams:
+            if stream.ended is None:
+                self._end(stream, _CLOSING)
+        tasks = [stream.task for stream in streams if stream.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._streams.clear()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    async def _run(self, stream: _Stream, source: AsyncIterator[Chunk]) -> None:
+        try:
+            try:
+                async for chunk in source:
+                    self._keep_chunk(stream, chunk, len(encoded(chunk)))
+            finally:
+                if hasattr(source, "aclose"):
+                    await source.aclose()
+        except Exception:  # noqa: BLE001  the client must be told that it failed, and no details
+            _LOG.exception("A stream of a chat failed.")
+            self._end(stream, _BROKEN)
+        finally:
+            self._end(stream)
+
+    def _end(self, stream: _Stream, last: Chunk | None = None) -> None:
+        if stream.ended is None:
+            if last is not None:
+                self._keep_chunk(stream, last, len(encoded(last)))
+            stream.ended = clock.monotonic_ms()
+            stream.tell()
+
+    def _keep_chunk(self, stream: _Stream, chunk: Chunk, size: int) -> None:
+        if stream.ended is not None:
+            return
+        stream.kept.append((chunk, size))
+        stream.size += size
+        if len(stream.kept) > self._chunks or stream.size > self._size:
+            stream.whole = False
+            read = min(stream.readers.values(), default=stream.end)
+            while stream.kept and (
+                stream.first < read or len(stream.kept) > self._chunks or stream.size > self._size
+            ):
+                stream.size -= stream.kept.popleft()[1]
+                stream.first += 1
+        stream.tell()
+
+    def _reader(self, stream: _Stream) -> AsyncGenerator[Chunk, None]:
+        me = object()
+        stream.readers[me] = 0
+        return _read(stream, me)
+
+    def _make_room(self, key: Key) -> None:
+        running = [of for of, stream in self._streams.items() if stream.ended is None]
+        if sum(of[:2] == key[:2] for of in running) >= self._own or len(running) >= self._most:
+            raise LimitError("Too many chats are being answered: wait for one to end.", detail="streams")
+        ended = [of for of, stream in self._streams.items() if stream.ended is not None]
+        while len(self._streams) >= self._most and ended:
+            del self._streams[ended.pop(0)]
+
+    def _forget_old(self) -> None:
+        now = clock.monotonic_ms()
+        for key, stream in [*self._streams.items()]:
+            if stream.ended is not None and now - stream.ended >= self._keep:
+                del self._streams[key]
+
+
+def _key(chat: ChatId) -> Key:
+    return chat.user.tenant, chat.user.id, chat.id
+
+
+async def _read(stream: _Stream, me: object) -> AsyncGenerator[Chunk, None]:
+    try:
+        while True:
+            place, changed = stream.readers[me], stream.changed
+            if place < stream.first:
+                yield _LAGGED
+                return
+            if place < stream.end:
+                stream.readers[me] = place + 1
+                yield stream.kept[place - stream.first][0]
+            elif stream.ended is not None:
+                return
+            else:
+                await changed.wait()
+    finally:
+        stream.readers.pop(me, None)
+
+
+async def _with(chunks: AsyncGenerator[Chunk, None], before: tuple[Chunk, ...]) -> AsyncGenerator[Chunk, None]:
+    """Yield the chunks, and after the first one, which starts the message, those before them."""
+    try:
+        async for chunk in chunks:
+            yield chunk
+            for one in before:
+                yield one
+            before = ()
+    finally:
+        await chunks.aclose()

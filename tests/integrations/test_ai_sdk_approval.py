@@ -1,0 +1,213 @@
+"""`tool_approval`: the SDK's configuration in Python, shape by shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from hitl_guard import Guard, Policy, Principal, Settings, code_policy
+from hitl_guard.agent import Agent, Tool
+from hitl_guard.errors import ApprovalRequired, ConfigurationError, HitlGuardError, PolicyDeniedError
+from hitl_guard.integrations.ai_sdk.approval import Options, request_map, tool_approval
+from hitl_guard.integrations.ai_sdk.loop import AgentLoop, Turn
+from hitl_guard.integrations.ai_sdk.messages import ChatId
+from hitl_guard.models import ToolCall
+from hitl_guard.policy.core import Status
+from hitl_guard.testing import ScriptedModel, UnsafeKeyring, UnsafeMemoryStore
+
+ANA = Principal("ana")
+
+
+@pytest.fixture
+def make_guard() -> Iterator[Callable[..., Guard]]:
+    stores: list[UnsafeMemoryStore] = []
+
+    def make(setting: Any, **policy: Any) -> Guard:
+        stores.append(UnsafeMemoryStore())
+        return Guard(
+            policy=Policy(tool_approval=setting, **policy), keyring=UnsafeKeyring(), store=stores[-1],
+            settings=Settings(),
+        )
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def call(tool: str = "pay", arguments: Mapping[str, Any] | None = None, **changes: Any) -> ToolCall:
+    given = {"user": "ana", "run_id": "r", "call_id": "c"} | changes
+    return ToolCall(tool, dict(arguments or {"amount": 5}), **given)
+
+
+def verdict(guard: Guard, one: ToolCall) -> tuple[str, str | None]:
+    found = guard.evaluate(one)
+    return found.status.value, found.reason
+
+
+@pytest.mark.parametrize("status", [status.value for status in Status])
+def test_a05_a06_every_status_is_taken_as_a_string_and_as_an_object(
+    make_guard: Callable[..., Guard], status: str
+) -> None:
+    guard = make_guard(tool_approval({"pay": status, "send": {"type": status, "reason": "So."}}))
+
+    assert verdict(guard, call())[0] == status
+    reason = None if status == "not-applicable" else "So."
+    assert verdict(guard, call("send")) == (status, reason or verdict(guard, call("send"))[1])
+    assert verdict(guard, call("other"))[0] == "not-applicable"
+
+
+def test_a07_the_reason_of_a_request_is_shown_to_the_approver(make_guard: Callable[..., Guard]) -> None:
+    guard = make_guard(tool_approval({"pay": {"type": "user-approval", "reason": "Money leaves."}}))
+
+    with pytest.raises(ApprovalRequired) as asked:
+        guard.authorize(call())
+
+    assert asked.value.request.reason == "Money leaves."
+
+
+@pytest.mark.parametrize(("role", "amount", "status"), [
+    ("clerk", 1, "denied"), ("admin", 5_000, "user-approval"), ("admin", 5, "not-applicable"),
+])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a09_a_function_of_one_tool_gets_its_input_and_the_options(
+    make_guard: Callable[..., Guard], role: str, amount: int, status: str, is_async: bool
+) -> None:
+    seen: list[Options] = []
+
+    def decide(input: dict[str, Any], options: Options) -> Any:
+        seen.append(options)
+        if options.runtime_context["role"] != "admin":
+            return {"type": "denied", "reason": "Admins only."}
+        return "user-approval" if input["amount"] > options.tool_context["limit"] else None
+
+    async def later(input: dict[str, Any], options: Options) -> Any:
+        return decide(input, options)
+
+    guard = make_guard(tool_approval({"pay": later if is_async else decide}))
+    context = {"role": role, "tools_context": {"pay": {"limit": 1_000}}, "messages": [{"role": "user"}]}
+
+    assert verdict(guard, call(arguments={"amount": amount}, context=context))[0] == status
+    assert (seen[0].tool_call_id, seen[0].messages) == ("c", [{"role": "user"}])
+    assert seen[0].runtime_context == {"role": role}
+
+
+def test_a10_a11_one_function_for_all_tools_sees_which_tool_is_dynamic(make_guard: Callable[..., Guard]) -> None:
+    guard = make_guard(tool_approval(lambda options: "user-approval" if options.tool_call.dynamic else None))
+    agent = Agent("bot", model=ScriptedModel(), tools=[Tool("pay", execute=lambda args: "paid")], guard=guard)
+
+    assert agent.tool_names() == ["pay"]
+    assert verdict(guard, call("found_by_mcp"))[0] == "user-approval"
+
+
+@pytest.mark.parametrize("wrong", [True, False, "DENY", {"type": "denied?"}, {"decision": "denied"}, 0, [], "allow"])
+def test_a08_an_unknown_status_stops_the_start_and_asks_a_person_where_a_function_returns_it(
+    make_guard: Callable[..., Guard], wrong: Any
+) -> None:
+    with pytest.raises(ConfigurationError):
+        tool_approval({"pay": wrong})
+    for setting in (tool_approval({"pay": lambda input, options: wrong}), tool_approval(lambda options: wrong)):
+        found = make_guard(setting).evaluate(call())
+        assert (found.status, bool(found.errors)) == (Status.USER_APPROVAL, True)
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "yes", ["pay"]])
+def test_a08_what_is_no_configuration_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        tool_approval(wrong)
+
+
+def test_a08_a_function_that_raises_asks_a_person(make_guard: Callable[..., Guard]) -> None:
+    guard = make_guard(tool_approval({"pay": lambda input, options: input["nothing"]}))
+
+    assert guard.evaluate(call()).status is Status.USER_APPROVAL
+
+
+def test_a04_the_configuration_replaces_a_tools_own_default(make_guard: Callable[..., Guard]) -> None:
+    guard = make_guard(tool_approval({"pay": "not-applicable"}))
+    ran: list[Any] = []
+    agent = Agent(
+        "bot", model=ScriptedModel([("c", "pay", {"amount": 1})], "done"), guard=guard,
+        tools=[Tool("pay", execute=ran.append, require_approval=lambda args, info: True)],
+    )
+
+    assert agent.sync.generate("pay", user="ana").status == "success"
+    assert ran == [{"amount": 1}]
+
+
+def test_a33_a_declared_function_enters_the_policy_version(make_guard: Callable[..., Guard]) -> None:
+    def versions(version: str) -> set[str]:
+        function = code_policy(lambda input, options: None, name="limits", version=version)
+        everything = code_policy(lambda options: None, name="all", version=version)
+        return {
+            make_guard(tool_approval({"pay": function})).policy_version,
+            make_guard(tool_approval({"pay": function}, per_request=True)).policy_version,
+            make_guard(tool_approval(everything)).policy_version,
+            make_guard(tool_approval(everything, per_request=True)).policy_version,
+        }
+
+    assert len(versions("1") | versions("2")) == 8
+    one, two = (make_guard(tool_approval({"pay": status}, per_request=True)) for status in ("denied", "approved"))
+    assert one.policy_version != two.policy_version
+
+
+# -- per request -------------------------------------------------------------------------------------------------------
+
+
+async def started(guard: Guard, prepare: Any, ran: list[Any]) -> list[str]:
+    """Start one run with these options; return the types of its events."""
+    model = ScriptedModel([("c", "pay", {"amount": 1})], "done")
+    agent = Agent("bot", model=model, tools=[Tool("pay", execute=ran.append)], guard=guard)
+    chat = ChatId("chat", ANA)
+    said = [{"content": "pay", "role": "user"}]
+    loop = AgentLoop(agent, prepare_call=prepare)
+    turn = Turn(chat, chat.new_run(), said, said, {"tenant_tier": "free"})
+    return [event["type"] async for event in loop.start(turn)]
+
+
+@pytest.mark.parametrize(("given", "seen"), [
+    ({"pay": "user-approval"}, "tool-call-approval"), ({"send": "denied"}, "tool-result"), ({}, "tool-result"),
+    ({"pay": {"type": "denied", "reason": "No."}}, "tool-output-denied"),
+])
+async def test_a12_a_request_has_a_configuration_of_its_own(
+    make_guard: Callable[..., Guard], given: dict[str, Any], seen: str
+) -> None:
+    guard, ran = make_guard(tool_approval({"send": "user-approval"}, per_request=True)), []  # type: ignore[var-annotated]
+
+    async def prepare(turn: Turn) -> dict[str, Any]:
+        assert turn.context == {"tenant_tier": "free"}
+        return {"tool_approval": given}
+
+    kinds = await started(guard, prepare, ran)
+
+    assert seen in kinds
+    assert bool(ran) is (seen == "tool-result")
+
+
+async def test_a12_a_request_s_configuration_counts_where_the_call_is_checked_again(
+    make_guard: Callable[..., Guard]
+) -> None:
+    guard = make_guard(tool_approval({"pay": "not-applicable"}, per_request=True))
+
+    with pytest.raises(PolicyDeniedError):
+        guard.authorize(call(context={"tool_approval": {"pay": "denied"}}))
+    found = guard.evaluate(call(context={"tool_approval": "denied"}))
+    assert (found.status, bool(found.errors)) == (Status.USER_APPROVAL, True)
+
+
+async def test_a12_a_policy_that_does_not_look_at_it_is_no_policy_for_it(make_guard: Callable[..., Guard]) -> None:
+    ran: list[Any] = []
+
+    for setting in (tool_approval({"pay": "not-applicable"}), lambda info: None):
+        with pytest.raises(ConfigurationError, match="per_request"):
+            await started(make_guard(setting), lambda turn: {"tool_approval": {"pay": "denied"}}, ran)
+    with pytest.raises(HitlGuardError):
+        await started(make_guard(tool_approval({}, per_request=True)), lambda turn: {"tool_approval": {"pay": 1}}, ran)
+    assert ran == []
+
+
+@pytest.mark.parametrize("wrong", [{"pay": lambda input, options: None}, {"pay": True}, "denied", None, {1: "denied"}])
+def test_a12_a_request_s_configuration_is_data(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        request_map(wrong)
