@@ -165,7 +165,7 @@ class Gate:
 
     def _default(self, tool: Tool) -> ToolPolicy:
         """Return the tool's own setting; none where the guard's ``tool_approval`` speaks of the tool in its place."""
-        return _NO_POLICY if self.guard._desk.policy.approves(tool.name) else tool.policy
+        return _NO_POLICY if self.guard._desk.policy.replaces(tool.name) else tool.policy
 
     @staticmethod
     def _settings(demands: list[RequireApproval], policy: ToolPolicy) -> list[tuple[Any, ToolPolicy | None]]:

@@ -51,6 +51,7 @@ class ChatDemo:
 
     def __init__(self, folder: Path, page: Path | None = None) -> None:
         from starlette.applications import Starlette
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
         from starlette.responses import JSONResponse
         from starlette.routing import BaseRoute, Mount, Route
         from starlette.staticfiles import StaticFiles
@@ -81,7 +82,9 @@ class ChatDemo:
         routes: list[BaseRoute] = [*self.chat.routes("/api/chat"), Route("/effects", effects, methods=["GET"])]
         if page is not None:
             routes.append(Mount("/", StaticFiles(directory=page, html=True)))
-        self.app: ASGIApp = Starlette(routes=routes, lifespan=self._lifespan)
+        self.app: ASGIApp = TrustedHostMiddleware(
+            Starlette(routes=routes, lifespan=self._lifespan), allowed_hosts=["localhost", "127.0.0.1"]
+        )
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -140,4 +143,7 @@ def chat(port: int, page: Path | None) -> None:
     with tempfile.TemporaryDirectory(prefix="hitl-guard-chat-") as folder:
         demo = ChatDemo(Path(folder), page)
         say(f"The chat is on http://localhost:{port}{'/' if page else '/api/chat'}, and ends with Ctrl-C.")
-        uvicorn.run(demo.app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+        uvicorn.run(
+            demo.app, host="127.0.0.1", port=port, log_level="warning", access_log=False,
+            timeout_graceful_shutdown=2,
+        )

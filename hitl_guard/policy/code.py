@@ -101,6 +101,17 @@ class CodePolicy:
         return self.function(*arguments)
 
 
+class ToolApprovals(dict[str, Any]):
+    """A ``tool_approval`` map whose entries replace the tools' own defaults, instead of adding to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsPolicy(CodePolicy):
+    """One function for all tools that stands for such a map. ``tools``: those that the map names."""
+
+    tools: frozenset[str] = frozenset()
+
+
 def code_policy(function: Function, *, name: str, version: str) -> CodePolicy:
     """Declare a function policy's name and version.
 

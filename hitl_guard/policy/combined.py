@@ -14,7 +14,9 @@ from .code import (
     CodePolicy,
     Resolve,
     Runner,
+    ToolApprovals,
     ToolPolicy,
+    ToolsPolicy,
     check_require_approval,
     check_tool_approval,
     declared,
@@ -61,6 +63,9 @@ class Policy:
             )
         self.require_approval = require_approval
         self.tool_approval = _frozen(tool_approval)
+        self._replaced = frozenset(tool_approval) if isinstance(tool_approval, ToolApprovals) else frozenset()
+        if isinstance(tool_approval, ToolsPolicy):
+            self._replaced = tool_approval.tools
         self.timeout_s = float(timeout_s)
         self._constants: dict[tuple[str, Any], Verdict] = {}
         _check_ids(self.documents)
@@ -104,12 +109,12 @@ class Policy:
         settings = self.tool_approval.values() if isinstance(self.tool_approval, Mapping) else (self.tool_approval,)
         return not any(callable(setting) for setting in (self.require_approval, *settings))
 
-    def approves(self, tool: str) -> bool:
-        """Whether ``tool_approval`` speaks of a tool, by a map's entry or a function for all: it replaces the tool's
-        own default. One status for all tools is no word on any of them.
+    def replaces(self, tool: str) -> bool:
+        """Whether ``tool_approval`` has an entry that replaces the tool's own default (see `code.ToolApprovals`).
+
+        Any other setting only adds to it: a function that has no opinion lifts nothing.
         """
-        setting = self.tool_approval
-        return setting.get(tool) is not None if isinstance(setting, Mapping) else callable(setting)
+        return tool in self._replaced
 
     @cached_property
     def needs_recheck(self) -> bool:
@@ -129,8 +134,9 @@ class Policy:
         Raises:
             ConfigurationError: the map names a tool that is not registered, so that its entry would guard nothing.
         """
-        if isinstance(self.tool_approval, Mapping):
-            unknown = sorted(set(self.tool_approval) - set(names))
+        if isinstance(self.tool_approval, (Mapping, ToolsPolicy)):
+            named = self._replaced if isinstance(self.tool_approval, ToolsPolicy) else set(self.tool_approval)
+            unknown = sorted(named - set(names))
             if unknown:
                 raise ConfigurationError(
                     f"The tool_approval map names tools that are not registered: {', '.join(unknown)}. Register them "

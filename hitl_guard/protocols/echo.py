@@ -12,6 +12,8 @@ def alike(stored: Any, posted: Any) -> bool:
     these arguments, never what may run: the stored ones run.
     """
     kind = type(stored)
+    if kind is type(posted) and kind in (int, float) and stored == posted:
+        return True  # also beyond every double
     if kind is dict:
         return type(posted) is dict and stored.keys() == posted.keys() and all(
             alike(item, posted[name]) for name, item in stored.items()

@@ -15,6 +15,9 @@ from .echo import alike
 
 FORMAT = "ai-sdk-ui"
 
+AUTOMATIC = "automatic-"
+"""What the id of an approval begins with that stands for a policy's denial: of that there is no request."""
+
 _STATES: dict[tuple[Any, bool], Outcome] = {
     ("approval-responded", True): "none",
     ("approval-responded", False): "none",
@@ -51,7 +54,8 @@ def _is_automatic_denial(part: dict[str, Any], approval: dict[str, Any]) -> bool
     """Whether a part says that the policy denied its call: of that there is no request in the store."""
     return (
         part.get("state") == "output-denied" and approval.get("approved") is False
-        and approval.get("isAutomatic") is True
+        and approval.get("isAutomatic") is True and "signature" not in approval
+        and str(approval.get("id")).startswith(AUTOMATIC)
     )
 
 

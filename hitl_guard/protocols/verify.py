@@ -126,13 +126,14 @@ class Posted:
 
 
 def posted(
-    desk: Desk, claim: Claim, calls: Calls, *, principal: Principal, owns: Callable[[str], bool],
+    desk: Desk, claim: Claim, *, principal: Principal, owns: Callable[[str], bool],
     call_id_of: Callable[[Scope], str | None] = lambda scope: scope.call_id,
 ) -> Posted:
     """Return the request that a claim names, where request, signature, scope, tool and arguments agree with it.
 
-    For a server that takes decisions from a chat: whether the request is still open, and who may decide it, the guard
-    says when it is decided. Nothing is granted, and nothing is audited here.
+    For a server that takes decisions from a chat and runs what it has stored: whether the request is still open, and
+    who may decide it, the guard says when it is decided. Nothing is granted, and nothing is audited here. Other
+    statements of the call are not compared: nothing runs from them, and models repeat ids.
 
     Args:
         principal: Who posts, as the host's authenticator says.
@@ -154,7 +155,7 @@ def posted(
     if claim.call_id != call_id_of(scope):
         raise ScopeMismatchError("The approval is for another tool call; ask for this one.")
     record = _edited(desk, named) or named
-    _check_calls(desk, claim, calls, (record, named))
+    _check_calls(desk, claim, None, (record, named))
     return Posted(claim, named, record)
 
 
@@ -228,14 +229,14 @@ def _check_state(claim: Claim, record: Record) -> None:
         refuse_state(record)
 
 
-def _check_calls(desk: Desk, claim: Claim, calls: Calls, records: tuple[Record, ...]) -> None:
+def _check_calls(desk: Desk, claim: Claim, calls: Calls | None, records: tuple[Record, ...]) -> None:
     """Raise `ArgsMismatchError` unless tool and arguments are the approved ones, wherever a live call is stated."""
     record, tool, scope = records[0], records[0].details.tool, records[0].envelope.scope
     call_id = scope.call_id if claim.call_id is None else claim.call_id
     stated: list[tuple[Any, Any]] = []
     if claim.tool is not None or claim.arguments is not None:
         stated.append((tool if claim.tool is None else claim.tool, claim.arguments))
-    if claim.outcome == "none" and claim.approved and call_id is not None:
+    if calls is not None and claim.outcome == "none" and claim.approved and call_id is not None:
         if len(calls.stated(call_id)) > MAX_STATED:
             raise InvalidApprovalError("One call is stated too often in the request.", detail="malformed")
         stated += [

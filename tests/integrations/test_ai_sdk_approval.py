@@ -53,8 +53,7 @@ def test_a05_a06_every_status_is_taken_as_a_string_and_as_an_object(
     guard = make_guard(tool_approval({"pay": status, "send": {"type": status, "reason": "So."}}))
 
     assert verdict(guard, call())[0] == status
-    reason = None if status == "not-applicable" else "So."
-    assert verdict(guard, call("send")) == (status, reason or verdict(guard, call("send"))[1])
+    assert verdict(guard, call("send")) == (status, "So.")
     assert verdict(guard, call("other"))[0] == "not-applicable"
 
 
@@ -158,7 +157,8 @@ def test_a33_a_declared_function_enters_the_policy_version(make_guard: Callable[
 async def started(guard: Guard, prepare: Any, ran: list[Any]) -> list[str]:
     """Start one run with these options; return the types of its events."""
     model = ScriptedModel([("c", "pay", {"amount": 1})], "done")
-    agent = Agent("bot", model=model, tools=[Tool("pay", execute=ran.append)], guard=guard)
+    tools = [Tool(name, execute=ran.append) for name in ("pay", "send")]
+    agent = Agent("bot", model=model, tools=tools, guard=guard)
     chat = ChatId("chat", ANA)
     said = [{"content": "pay", "role": "user"}]
     loop = AgentLoop(agent, prepare_call=prepare)
@@ -211,3 +211,76 @@ async def test_a12_a_policy_that_does_not_look_at_it_is_no_policy_for_it(make_gu
 def test_a12_a_request_s_configuration_is_data(wrong: Any) -> None:
     with pytest.raises(ConfigurationError):
         request_map(wrong)
+
+
+# -- a tool's own default ----------------------------------------------------------------------------------------------
+
+
+def gated(guard: Guard, ran: list[Any], require: Any = True) -> Agent:
+    return Agent(
+        "bot", model=ScriptedModel([("c", "pay", {"amount": 1})], "done"), guard=guard,
+        tools=[Tool("pay", execute=ran.append, require_approval=require), Tool("send", execute=ran.append)],
+    )
+
+
+@pytest.mark.parametrize("require", [True, lambda args, info: True], ids=["bool", "function"])
+@pytest.mark.parametrize("setting", [
+    tool_approval({"send": "user-approval"}), tool_approval({"send": "user-approval"}, per_request=True),
+    tool_approval({}, per_request=True), tool_approval({"send": "user-approval", "pay": None}),
+    tool_approval(lambda options: None), tool_approval(lambda options: None, per_request=True),
+    lambda info: None, {"pay": lambda args, info: None}, {"pay": "not-applicable"}, "not-applicable",
+], ids=range(10))
+def test_m09_a_tool_that_asks_for_itself_is_not_freed_by_a_setting_that_does_not_name_it(
+    make_guard: Callable[..., Guard], setting: Any, require: Any
+) -> None:
+    ran: list[Any] = []
+
+    assert gated(make_guard(setting), ran, require).sync.generate("pay", user="ana").status == "suspended"
+    assert ran == []
+
+
+@pytest.mark.parametrize("per_request", [False, True])
+def test_a04_an_entry_that_names_the_tool_frees_it(make_guard: Callable[..., Guard], per_request: bool) -> None:
+    ran: list[Any] = []
+    guard = make_guard(tool_approval({"pay": "not-applicable"}, per_request=per_request))
+
+    assert gated(guard, ran).sync.generate("pay", user="ana").status == "success"
+    assert ran == [{"amount": 1}]
+
+
+@pytest.mark.parametrize("per_request", [False, True])
+def test_a08_a_misspelt_tool_in_a_map_stops_the_first_call(
+    make_guard: Callable[..., Guard], per_request: bool
+) -> None:
+    guard = make_guard(tool_approval({"pya": "user-approval"}, per_request=per_request))
+
+    with pytest.raises(ConfigurationError, match="pya"):
+        gated(guard, []).sync.generate("pay", user="ana")
+
+
+async def test_a12_a_misspelt_tool_in_a_request_s_map_stops_the_run(make_guard: Callable[..., Guard]) -> None:
+    ran: list[Any] = []
+
+    with pytest.raises(ConfigurationError, match="pya"):
+        await started(
+            make_guard(tool_approval({}, per_request=True)), lambda turn: {"tool_approval": {"pya": "denied"}}, ran
+        )
+    assert ran == []
+
+
+async def test_a12_a_context_is_no_place_for_a_request_s_map(make_guard: Callable[..., Guard]) -> None:
+    """A host may hand on what the client posted as context: it must not say what needs approval."""
+    guard, ran = make_guard(tool_approval({"pay": "user-approval"}, per_request=True)), list[Any]()
+
+    with pytest.raises(ConfigurationError, match="prepare_call"):
+        await started(guard, lambda turn: {"request_context": {"tool_approval": {"pay": "approved"}}}, ran)
+    assert ran == []
+
+
+def test_a09_a_policy_that_looks_at_messages_asks_a_person_where_nobody_gave_any(
+    make_guard: Callable[..., Guard]
+) -> None:
+    guard = make_guard(tool_approval({"pay": lambda input, options: "denied" if options.messages else None}))
+
+    assert verdict(guard, call())[0] == "user-approval"
+    assert verdict(guard, call(context={"messages": []}))[0] == "not-applicable"

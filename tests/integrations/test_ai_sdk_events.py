@@ -379,17 +379,18 @@ async def test_a11_a_dynamic_tool_is_recognisable(stage: Stage) -> None:
 # -- failures --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_failed_run_is_an_error_without_details_and_the_log_has_them(
+async def test_a_failed_run_is_an_error_without_details_and_the_log_has_its_kind_and_place(
     stage: Stage, browser: Browser, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = stage.agent(RuntimeError("password=hunter2"))
 
-    with caplog.at_level(logging.ERROR, "hitl_guard.ai_sdk"):
+    with caplog.at_level(logging.ERROR, "hitl_guard.asgi"):
         chunks = await browser.reads(agent.stream("go", user="ana"))
 
     assert chunks[-1] == {"type": "error", "errorText": FAILED}
     assert "hunter2" not in json.dumps(chunks)
-    assert "hunter2" in caplog.text
+    assert "RuntimeError" in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 async def test_a_failed_tool_tells_what_kind_of_failure_it_was_or_what_the_host_wants(stage: Stage) -> None:

@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hitl_guard import clock
 from hitl_guard.errors import AgentError, ConfigurationError, LimitError, UnavailableError
 from hitl_guard.integrations.ai_sdk.chunks import UIMessageStream
 from hitl_guard.integrations.ai_sdk.messages import ChatId
@@ -23,6 +22,7 @@ from hitl_guard.integrations.ai_sdk.streams import Streams
 from hitl_guard.models import Principal
 from tests.integrations.conftest import OpenChat, Serve
 from tests.integrations.wire import Chunk, checked
+from tests.support import eventually
 
 ANA, BOB = Principal("ana"), Principal("bob")
 CHAT = ChatId("chat-1", ANA)
@@ -215,9 +215,7 @@ async def test_a_run_goes_on_without_its_client_and_is_replayed_from_the_start()
     seen += await all_of(second)
 
     assert seen == [START, DELTA]
-    late = streams.again(CHAT)
-    assert late is not None
-    assert await all_of(late) == [START, DELTA]  # it has ended, and is kept for a while
+    assert streams.again(CHAT) is None  # it has ended: the client has all of it
     await streams.close()
 
 
@@ -250,14 +248,14 @@ async def test_nobody_reads_or_stops_the_stream_of_another_user_tenant_or_chat(o
 
 
 async def test_what_a_continued_message_had_stands_before_a_replay_and_is_not_sent_again() -> None:
-    streams = Streams()
+    streams, source = Streams(), Source()
     before = rebuilt([{"type": "step-start"}, {"type": "text", "text": "Hello."}])
-
-    live = await all_of(streams.begin(CHAT, lambda: of(START, DELTA), before=before))
+    live = streams.begin(CHAT, source.chunks, before=before)
     replay = streams.again(CHAT)
+    source.put(START, DELTA, None)
 
-    assert live == [START, DELTA]
     assert replay is not None
+    assert await all_of(live) == [START, DELTA]
     assert await all_of(replay) == [START, *before, DELTA]
     await streams.close()
 
@@ -323,19 +321,60 @@ async def test_the_number_of_streams_is_bounded_and_ended_ones_make_room() -> No
     await streams.close()
 
 
-async def test_a_stream_that_has_ended_is_forgotten_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = clock.monotonic_ms()
-    monkeypatch.setattr(clock, "monotonic_ms", lambda: now)
-    streams = Streams(keep_ms=1_000)
-    await all_of(streams.begin(CHAT, lambda: of(DELTA)))
+async def test_a_stream_that_has_ended_is_replayed_no_more_and_holds_its_place_while_it_is_read() -> None:
+    streams = Streams(own=1)
+    slow = streams.begin(CHAT, lambda: of(DELTA, START))
+    assert await anext(slow) == DELTA
+    await asyncio.sleep(0)
 
-    now += 999
-    kept = streams.again(CHAT)
-    now += 1
-
-    assert kept is not None
     assert streams.again(CHAT) is None
-    assert await all_of(kept) == [DELTA]  # who had it reads it to its end
+    with pytest.raises(LimitError):
+        streams.begin(ChatId("another", CHAT.user), lambda: of(DELTA))
+    assert await all_of(slow) == [START]
+    assert await all_of(streams.begin(ChatId("another", CHAT.user), lambda: of(DELTA))) == [DELTA]
+    await streams.close()
+
+
+async def test_at69_what_stands_before_a_stream_counts_among_its_bytes() -> None:
+    streams, source = Streams(size=100), Source()
+    reader = streams.begin(CHAT, source.chunks, before=rebuilt([{"type": "text", "text": "x" * 200}]))
+
+    assert streams.again(CHAT) is None
+    source.put(DELTA, None)
+    assert await all_of(reader) == [DELTA]
+    await streams.close()
+
+
+async def test_at69_a_running_stream_is_read_so_often_at_once() -> None:
+    streams, source = Streams(own=2), Source()
+    readers = [streams.begin(CHAT, source.chunks), streams.again(CHAT)]
+
+    with pytest.raises(LimitError):
+        streams.again(CHAT)
+
+    source.put(DELTA, None)
+    assert [await all_of(reader) for reader in readers if reader is not None] == [[DELTA], [DELTA]]
+    await streams.close()
+
+
+async def test_a_new_message_begins_beside_a_stream_that_its_reader_left() -> None:
+    streams, left, ran = Streams(), Source(), list[Chunk]()
+
+    async def old() -> AsyncIterator[Chunk]:
+        async for chunk in left.chunks():
+            ran.append(chunk)
+            yield chunk
+
+    reader = streams.begin(CHAT, old)
+    left.put(START)
+    assert await anext(reader) == START
+    with pytest.raises(AgentError):
+        streams.begin(CHAT, lambda: of(DELTA), beside=True)
+    await reader.aclose()
+
+    assert await all_of(streams.begin(CHAT, lambda: of(DELTA), beside=True)) == [DELTA]
+    left.put(DELTA, None)
+    await eventually(lambda: ran == [START, DELTA])  # the run that was left goes on to its end
     await streams.close()
 
 
@@ -368,7 +407,7 @@ async def test_at_shutdown_every_stream_ends_and_none_begins() -> None:
 
 
 @pytest.mark.parametrize("options", [
-    {"most": 0}, {"own": -1}, {"chunks": True}, {"size": 1.5}, {"keep_ms": -1}, {"keep_ms": "1"},
+    {"most": 0}, {"own": -1}, {"chunks": True}, {"size": 1.5},
 ])
 def test_bounds_that_are_none_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):

@@ -23,6 +23,7 @@ from ...guard import Guard
 from ...models import ApprovalRequest, Scope
 from ...protocols import Claim
 from ...protocols.verify import Posted, agrees, posted
+from ...render import escape
 from .messages import ChatId, Post
 
 CHANNEL = "chat"
@@ -77,21 +78,39 @@ def taken(
         ):
             answer: Posted | None = None
             with suppress(*_OVER):
-                answer = posted(
-                    guard._desk, claim, post.calls, principal=chat.user, owns=owns, call_id_of=call_id_of
-                )
-                if claim.outcome != "none":
+                answer = _posted(guard, chat, claim, owns, call_id_of)
+                if answer is not None and claim.outcome != "none":
                     agrees(answer)
         if claim.outcome == "none":
             live.append((claim, answer))
-    _check_once(live)
-    return [_decided(guard, chat, claim, answer) for claim, answer in live]
+    with guard._desk.refusals("call:refused", tenant=chat.user.tenant, user=chat.user.id, channel=CHANNEL):
+        once = _check_once(live)
+    return [_decided(guard, chat, claim, answer) for claim, answer in once]
 
 
-def _check_once(live: Sequence[tuple[Claim, Posted | None]]) -> None:
-    ids = [claim.request_id for claim, _ in live]
-    if len(set(ids)) < len(ids):
-        raise InvalidApprovalError("One approval is answered twice.", detail="repeated")
+def _posted(
+    guard: Guard, chat: ChatId, claim: Claim, owns: Callable[[str], bool], call_id_of: Callable[[Scope], str | None]
+) -> Posted | None:
+    try:
+        return posted(guard._desk, claim, principal=chat.user, owns=owns, call_id_of=call_id_of)
+    except InvalidApprovalError as error:
+        if error.detail != "epoch":
+            raise
+        return None  # of before a restore: void, and no fault
+
+
+def _check_once(live: Sequence[tuple[Claim, Posted | None]]) -> list[tuple[Claim, Posted | None]]:
+    """Return each answer once. The same one may stand in a history twice; two that differ are none.
+
+    Raises:
+        InvalidApprovalError: one request is answered in two ways (``detail`` repeated).
+    """
+    once: dict[str | None, tuple[Claim, Posted | None]] = {}
+    for claim, answer in live:
+        first = once.setdefault(claim.request_id, (claim, answer))[0]
+        if first.approved is not claim.approved:
+            raise InvalidApprovalError("One approval is answered twice.", detail="repeated")
+    return list(once.values())
 
 
 def _decided(guard: Guard, chat: ChatId, claim: Claim, answer: Posted | None) -> Told:
@@ -103,10 +122,18 @@ def _decided(guard: Guard, chat: ChatId, claim: Claim, answer: Posted | None) ->
         note = "Somebody changed the arguments: this is what is asked now."
     elif record.state == "pending":
         note = _decide(guard, chat, claim, answer)
+    elif record.state == "approved" and not claim.approved:
+        _withdraw(guard, chat, claim, answer)
     request = guard.get(record.row.id, tenant=chat.user.tenant)
     if request.state == "pending" and note is None:
         note = "Your decision is on record. Others must decide, too."
     return Told(call_id, request, run_id, note)
+
+
+def _withdraw(guard: Guard, chat: ChatId, claim: Claim, answer: Posted) -> None:
+    """Take an approval back that has not been used: the one who asked says No by now, and nothing may run on a No."""
+    with suppress(DecisionError, RefusedError):  # it was used meanwhile, and that is told
+        guard.revoke(answer.record.row.id, by=chat.user, reason=claim.reason or "Denied in the chat.")
 
 
 def _decide(guard: Guard, chat: ChatId, claim: Claim, answer: Posted) -> str | None:
@@ -122,9 +149,15 @@ def _decide(guard: Guard, chat: ChatId, claim: Claim, answer: Posted) -> str | N
         )
     except (DecisionError, RefusedError) as error:
         if error.code == NotAuthorisedError.default_code:
-            return _WHY.get(error.detail or "", "You may not decide this here.")
+            why = _WHY.get(error.detail or "", "You may not decide this here.")
+            return f"{why} {_who_decides(answer)}"
         return f"Your decision was not taken ({error.code}). Look at the request in the inbox."
     return None
+
+
+def _who_decides(answer: Posted) -> str:
+    names = dict.fromkeys(name for need in answer.record.details.requirements for name in need.approvers)
+    return f"Who decides: {', '.join(map(escape, names)) or 'any other person'}."
 
 
 _WHY = {

@@ -18,13 +18,21 @@ nobody knows is refused at the start, or asks a person where a function returns 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ... import canonical
 from ...errors import ConfigurationError
-from ...policy.code import CallInfo, CodePolicy, check_tool_approval, code_policy, declared
+from ...policy.code import (
+    CallInfo,
+    CodePolicy,
+    ToolApprovals,
+    ToolsPolicy,
+    check_tool_approval,
+    code_policy,
+    declared,
+)
 
 REQUEST_KEY = "tool_approval"
 """Where a request's own configuration stands in its context: a map of statuses and objects (see `AgentLoop`)."""
@@ -48,13 +56,12 @@ class Options:
 
     Attributes:
         tool_call: The call.
-        messages: ``context["messages"]``, empty unless the host puts them there.
         tool_context: ``context["tools_context"][tool]``, or None. tools_context: All of them.
         runtime_context: The rest of the context.
     """
 
     tool_call: ToolCallInfo
-    messages: list[Any] = field(repr=False)
+    given_messages: list[Any] | None = field(repr=False)
     tools_context: dict[str, Any] = field(repr=False)
     runtime_context: dict[str, Any] = field(repr=False)
 
@@ -62,6 +69,17 @@ class Options:
     def tool_call_id(self) -> str | None:
         """The call's id."""
         return self.tool_call.tool_call_id
+
+    @property
+    def messages(self) -> list[Any]:
+        """``context["messages"]``: the host puts there what a policy is to see (``prepare_call`` of `AgentLoop`).
+
+        Raises:
+            ConfigurationError: it did not. Then the policy has no answer, and a person is asked.
+        """
+        if self.given_messages is None:
+            raise ConfigurationError("The context has no 'messages': give them where the run is prepared.")
+        return self.given_messages
 
     @property
     def tool_context(self) -> Any:
@@ -75,7 +93,7 @@ class Options:
         messages, tools = context.get("messages"), context.get("tools_context")
         return cls(
             ToolCallInfo(info.tool_name, info.tool_call_id, info.args, info.dynamic),
-            messages if type(messages) is list else [], tools if type(tools) is dict else {},
+            messages if type(messages) is list else None, tools if type(tools) is dict else {},
             {name: value for name, value in context.items() if name not in _DATA},
         )
 
@@ -83,7 +101,9 @@ class Options:
 def tool_approval(configuration: Any, *, per_request: bool = False) -> Any:
     """Return a ``toolApproval`` configuration as the ``tool_approval`` setting of `hitl_guard.Policy`.
 
-    Declared functions (`hitl_guard.code_policy`) stay declared.
+    A map's entry counts in place of the tool's own default (``require_approval`` of a tool of the agent), as in the
+    SDK. A function for all tools only adds to it: that it has no opinion lifts nothing. Declared functions
+    (`hitl_guard.code_policy`) stay declared.
 
     Args:
         per_request: Whether a request may have a map of its own (``prepare_call`` of `AgentLoop`). Its entry then
@@ -96,12 +116,13 @@ def tool_approval(configuration: Any, *, per_request: bool = False) -> Any:
     if isinstance(configuration, Mapping):
         entries = {tool: _for_tool(entry) if callable(entry) else entry for tool, entry in configuration.items()}
         check_tool_approval(entries)
-        return _per_request(entries, lambda info: _entry(entries, info)) if per_request else entries
+        whole = ToolApprovals({tool: entry for tool, entry in entries.items() if entry is not None})
+        return _per_request(whole, lambda info: _entry(whole, info)) if per_request else whole
     if not callable(configuration):
         raise ConfigurationError("'toolApproval' is a map from tool names, or a function (options).")
     setting = _wrapped(configuration, lambda function: lambda info: function(Options.of(info)))
     check_tool_approval(setting)
-    return _per_request({"": setting}, setting) if per_request else setting
+    return _per_request({"": setting}, setting, tools=()) if per_request else setting
 
 
 def request_map(configuration: object) -> dict[str, Any]:
@@ -128,7 +149,9 @@ def _for_tool(entry: Any) -> Any:
     return _wrapped(entry, lambda function: lambda input, info: function(input, Options.of(info)))
 
 
-def _per_request(entries: Mapping[str, Any], otherwise: Callable[[CallInfo], Any]) -> CodePolicy:
+def _per_request(
+    entries: Mapping[str, Any], otherwise: Callable[[CallInfo], Any], tools: Iterable[str] | None = None
+) -> CodePolicy:
     """Return one function for all tools. Its version stands for everything that has one."""
     def asked(info: CallInfo) -> Any:
         own = info.request_context.get(REQUEST_KEY, {})
@@ -137,7 +160,7 @@ def _per_request(entries: Mapping[str, Any], otherwise: Callable[[CallInfo], Any
         return own[info.tool_name] if info.tool_name in own else otherwise(info)
 
     version = hashlib.sha256(canonical.canonicalize([list(pair) for pair in declared(None, entries)])).hexdigest()[:32]
-    return code_policy(asked, name=_NAME, version=version)
+    return ToolsPolicy(asked, _NAME, version, frozenset(entries if tools is None else tools))
 
 
 def _entry(entries: Mapping[str, Any], info: CallInfo) -> Any:

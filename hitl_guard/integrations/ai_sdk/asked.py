@@ -21,11 +21,15 @@ def reason_of(request: ApprovalRequest, note: str | None = None) -> str | None:
 
 
 def _exactly(request: ApprovalRequest) -> str | None:
-    found = exact_integers(request.arguments)
-    if not found:
-        return None
-    exact = ", ".join(f"{escape(place)} = {number}" for place, number in found)
-    return f"A browser rounds large whole numbers. These are exactly: {exact}."
+    """Return the large integers in a sentence; it ends early where it is too long for a chat (see `hidden`)."""
+    exact, length = [], 0
+    for place, number in exact_integers(request.arguments):
+        exact.append(f"{escape(place)} = {number}")
+        length += len(exact[-1])
+        if length > MAX_EXACT:
+            exact.append("and more")
+            break
+    return f"A browser rounds large whole numbers. These are exactly: {', '.join(exact)}." if exact else None
 
 
 def _beware(request: ApprovalRequest) -> str | None:

@@ -6,8 +6,8 @@ decisions of whoever is logged in. Then the run goes on, or a new one begins, an
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,8 @@ from ... import canonical
 from ...agent import Agent
 from ...agent.events import Event
 from ...asgi.body import is_json, read_body, strict_json
-from ...asgi.identity import Authenticate, Doorkeeper
+from ...asgi.identity import Authenticate, Doorkeeper, Viewer
+from ...asgi.logs import failed
 from ...asgi.problems import problem
 from ...errors import (
     AgentError,
@@ -34,18 +35,17 @@ from ...errors import (
     RefusedError,
     UnavailableError,
 )
+from ...guard import Guard
 from ...lifecycle.threads import offload
 from ...models import ApprovalRequest
-from .answers import Told, taken
+from .answers import CHANNEL, Told, taken
 from .chunks import UIMessageStream
-from .events import call_id_of, chunks_of
+from .events import call_id_of, chunks_of, with_withheld
 from .loop import AgentLoop, Loop, Turn
 from .messages import ChatId, Post, chat_messages, read_post
 from .parts import rebuilt
 from .response import UIMessageStreamResponse
 from .streams import Streams
-
-_LOG = logging.getLogger("hitl_guard.ai_sdk")
 
 MAX_BODY = 4_194_304
 """Bytes of a post, unless other things are said."""
@@ -54,6 +54,7 @@ MAX_NODES = 200_000
 """JSON values in one post."""
 
 CLOSED = {
+    "approved": "The approval is on record, the call has not run yet.",
     "denied": "The call was denied.",
     "executing": "The call is running already, or was started and has not ended.",
     "expired": "The approval expired, the call did not run. Ask again.",
@@ -74,10 +75,10 @@ class _Plan:
 
     chat: ChatId
     post: Post
+    context: Mapping[str, Any] | None
     told: list[Told] = field(default_factory=list)
     goes_on: list[str] = field(default_factory=list)
     begins: bool = False
-    context: Mapping[str, Any] | None = None
 
 
 class Chat:
@@ -88,6 +89,9 @@ class Chat:
         chat = Chat(agent, authenticate=principal_of)
         app = Starlette(routes=chat.routes("/api/chat"), lifespan=…)   # at shutdown: await chat.close()
 
+    With FastAPI: ``app.routes.extend(chat.routes())``. A server that waits for open answers before it ends the app
+    (uvicorn) needs a limit for that (``timeout_graceful_shutdown``).
+
     By default nobody decides what was asked for them, so the chat shows who can, and the inbox decides. A policy rule
     with ``self_approval: true`` and ``channels: [chat]`` lets the chat's own user confirm.
 
@@ -95,7 +99,8 @@ class Chat:
         loop: An agent, or a `Loop` of your own.
         authenticate: From the request to a `Principal` (or `hitl_guard.asgi.Identity`), or None for nobody. Its id is
             the user of the runs, and who decides in the chat.
-        context_of: From the request and its parsed body to the context of a new run (JSON data), or None.
+        context_of: From the request and its parsed body to the context of a new run (JSON data), or None; sync or
+            async. The body is the client's: policies believe the context, so take what matters from your login.
         max_body: Bytes of a post.
         streams: Where running streams are kept for clients that reconnect.
 
@@ -105,14 +110,17 @@ class Chat:
 
     def __init__(
         self, loop: Loop | Agent, *, authenticate: Authenticate,
-        context_of: Callable[[Request, Mapping[str, Any]], Mapping[str, Any] | None] | None = None,
+        context_of: Callable[[Request, Mapping[str, Any]], Any] | None = None,
         max_body: int = MAX_BODY, streams: Streams | None = None,
     ) -> None:
         if type(max_body) is not int or max_body < 1:
             raise ConfigurationError("'max_body' is a number of bytes.")
         self.loop: Loop = AgentLoop(loop) if isinstance(loop, Agent) else loop
+        if not isinstance(getattr(self.loop, "guard", None), Guard):
+            raise ConfigurationError("Give the chat an Agent, or a Loop that has a Guard.")
         self.streams = Streams() if streams is None else streams
         self._guard = self.loop.guard
+        self._guard._desk.check_names()
         self._door = Doorkeeper(self._guard, authenticate)
         self._context_of = context_of
         self._max_body = max_body
@@ -139,16 +147,30 @@ class Chat:
             body = await read_body(request.receive, limit=self._max_body, headers=request.headers.raw)
             if not is_json(request.headers.raw):
                 return problem("unsupported-media-type")
-            value = await offload(lambda: strict_json(body, self._limits))
-            post = await offload(lambda: read_post(value))
-            plan = await self._planned(ChatId(post.chat, viewer.principal), post)
-            plan.context = self._context(request, value)
-            chunks = self.streams.begin(plan.chat, partial(self._chunks, plan), before=rebuilt(post.known))
+            value, post = await self._read(body, viewer)
+            context = await self._context(request, value)
+            chat = ChatId(post.chat, viewer.principal, self.loop.id)
+            beside = post.message_id is None  # a run that a client left goes on by itself when a new message comes
+            self.streams.check_free(chat, beside=beside)
+            plan = await self._planned(chat, post, context)
+            before = await offload(lambda: rebuilt(post.known))
+            chunks = self.streams.begin(chat, partial(self._chunks, plan), before=before, beside=beside)
         except ClientDisconnect:
             return Response(status_code=400)
-        except (CanonicalizationError, InvalidApprovalError, HitlGuardError) as error:
+        except HitlGuardError as error:
             return _refused(error)
         return UIMessageStreamResponse(chunks)
+
+    async def _read(self, body: bytes, viewer: Viewer) -> tuple[Any, Post]:
+        """Return a body as JSON, and read. A malformed answer is audited like any other refusal."""
+        value = await offload(lambda: strict_json(body, self._limits))
+
+        def read() -> Post:
+            who = viewer.principal
+            with self._guard._desk.refusals("call:refused", tenant=who.tenant, user=who.id, channel=CHANNEL):
+                return read_post(value)
+
+        return value, await offload(read)
 
     async def _resume(self, request: Request) -> Response:
         try:
@@ -157,77 +179,80 @@ class Chat:
             return _refused(error)
         if viewer is None:
             return problem("unauthenticated")
-        chunks = self.streams.again(ChatId(request.path_params["chat_id"], viewer.principal))
-        return Response(status_code=204) if chunks is None else UIMessageStreamResponse(chunks)
+        chat = ChatId(request.path_params["chat_id"], viewer.principal, self.loop.id)
+        try:
+            chunks = None if request.method == "HEAD" else self.streams.again(chat)
+        except HitlGuardError as error:
+            return _refused(error)
+        if chunks is None:
+            return Response(status_code=204)
+        return UIMessageStreamResponse(chunks)
 
-    def _context(self, request: Request, body: Any) -> Mapping[str, Any] | None:
-        return None if self._context_of is None else self._context_of(request, body)
+    async def _context(self, request: Request, body: Any) -> Mapping[str, Any] | None:
+        if self._context_of is None:
+            return None
+        try:
+            given = self._context_of(request, body)
+            found: Mapping[str, Any] | None = await given if inspect.isawaitable(given) else given
+        except HitlGuardError:
+            raise
+        except Exception as error:
+            failed("'context_of' of a chat failed", error)
+            raise UnavailableError("The chat's context cannot be told; try again.", detail="context") from error
+        return found
 
     # -- what a post comes to ------------------------------------------------------------------------------------
 
-    async def _planned(self, chat: ChatId, post: Post) -> _Plan:
+    async def _planned(self, chat: ChatId, post: Post, context: Mapping[str, Any] | None) -> _Plan:
         """Verify the post and hand its answers to the guard; everything after this only carries out."""
-        plan = _Plan(chat, post)
-        if post.resume is not None:
-            if not chat.owns(post.resume[0]):
-                raise AgentError("There is no such run in this chat.")
-            return plan
+        plan = _Plan(chat, post, context)
+        if post.resume is not None and not chat.owns(post.resume[0]):
+            raise AgentError("There is no such run in this chat.")
         if post.claims:
             plan.told = await offload(
                 lambda: taken(self._guard, chat, post, owns=chat.owns, call_id_of=call_id_of), must_end=True
             )
-        waiting = await self.loop.waiting(chat)
-        decided = {claim.request_id for claim in post.live} | {
-            told.request.id for told in plan.told if told.request is not None
-        }
-        # A run goes on where an answer concerns it, and where a process left it.
-        plan.goes_on = [run for run, requests in waiting.items() if not requests or requests & decided]
-        plan.begins = post.message_id is None or not (plan.told or plan.goes_on)
+        # What is answered in an earlier message belongs to a part that the client moves no more.
+        known = {part.get("toolCallId") for part in post.known}
+        plan.told = [one for one in plan.told if one.call_id in known]
+        plan.goes_on = [run for run in await self.loop.ready(chat) if post.resume is None or run != post.resume[0]]
+        plan.begins = post.message_id is None or not (plan.told or plan.goes_on or post.resume)
         return plan
 
     async def _chunks(self, plan: _Plan) -> AsyncIterator[dict[str, Any]]:
         post = plan.post
         stream = UIMessageStream(known=post.known)
-        if post.resume is not None:
-            run_id, call_id, data = post.resume
-            async for chunk in self._told(stream, self.loop.answer(plan.chat, run_id, call_id, data), plan):
-                yield chunk
-        elif post.message_id is None:
-            # What is answered above a new message of the user belongs to a message that the client moves no more.
-            for run_id in plan.goes_on:
-                await self._drained(self.loop.go_on(plan.chat, run_id))
+        resumed = [] if post.resume is None else [self.loop.answer(plan.chat, *post.resume)]
+        earlier = [*resumed, *(self.loop.go_on(plan.chat, run_id) for run_id in plan.goes_on)]
+        if post.message_id is None:
+            # Above a new message of the user: the client cannot be told of it any more.
+            for events in earlier:
+                await _drained(events)
         else:
-            for run_id in plan.goes_on:
-                async for chunk in self._told(stream, self.loop.go_on(plan.chat, run_id), plan):
-                    yield chunk
-            for chunk in self._left(stream, plan.told, post.message_id):
+            for chunk in stream.start(post.message_id):
+                yield chunk
+            for events in earlier:
+                async with aclosing(self._told(stream, events, plan)) as told:
+                    async for chunk in told:
+                        yield chunk
+            for chunk in self._left(stream, plan.told):
                 yield chunk
         if plan.begins:
-            turn = Turn(
-                plan.chat, plan.chat.new_run(), [*chat_messages(post.messages)], post.new, plan.context
-            )
-            async for chunk in self._told(stream, self.loop.start(turn), plan):
-                yield chunk
+            said = await offload(lambda: [*chat_messages(post.messages)])
+            turn = Turn(plan.chat, plan.chat.new_run(), said, post.new, plan.context)
+            async with aclosing(self._told(stream, self.loop.start(turn), plan)) as told:
+                async for chunk in told:
+                    yield chunk
         for chunk in stream.end():
             yield chunk
 
     async def _told(
         self, stream: UIMessageStream, events: AsyncIterator[Event], plan: _Plan
-    ) -> AsyncIterator[dict[str, Any]]:
-        message_id, request_of = plan.post.message_id, partial(self._request, plan.chat.user.tenant)
-        for chunk in stream.start(message_id):
-            yield chunk
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        request_of = partial(self._request, plan.chat.user.tenant)
         async with aclosing(chunks_of(events, stream, request_of=request_of)) as chunks:
             async for chunk in chunks:
                 yield chunk
-
-    async def _drained(self, events: AsyncIterator[Event]) -> None:
-        """Carry out what was decided where the client cannot be told any more."""
-        try:
-            async for _ in events:
-                pass
-        except HitlGuardError as error:
-            _LOG.warning("A run of a chat did not go on: %s", error.code)
 
     async def _request(self, tenant: str, request_id: str) -> ApprovalRequest | None:
         """Return a request for the stream, or None where it cannot be read."""
@@ -236,9 +261,10 @@ class Chat:
         except RefusedError:
             return None
 
-    def _left(self, stream: UIMessageStream, told: list[Told], message_id: str) -> list[dict[str, Any]]:
+    @staticmethod
+    def _left(stream: UIMessageStream, told: list[Told]) -> list[dict[str, Any]]:
         """Return what moves every answered part on that its run has not moved: no answer is met with silence."""
-        chunks = stream.start(message_id)
+        chunks: list[dict[str, Any]] = []
         for one in told:
             if stream.moved(one.call_id):
                 continue
@@ -252,6 +278,16 @@ class Chat:
                     one.call_id, CLOSED.get(one.request.state, CLOSED["executing"])
                 )
         return chunks
+
+
+async def _drained(events: AsyncIterator[Event]) -> None:
+    """Carry out what was decided where the client cannot be told any more. A failure is no new message's fault."""
+    try:
+        async with aclosing(with_withheld(events)) as source:
+            async for _ in source:
+                pass
+    except Exception as error:  # noqa: BLE001  a model or a tool may raise anything
+        failed("A run of a chat did not go on", error)
 
 
 def _refused(error: HitlGuardError) -> Response:
@@ -269,5 +305,5 @@ def _refused(error: HitlGuardError) -> Response:
         return problem("busy" if error.code == "run-busy" else "not-found")
     if isinstance(error, (RefusedError, DecisionError)):
         return problem("refused")
-    _LOG.error("A chat could not be served: %s", error)
+    failed("A chat could not be served", error)
     return problem("internal")

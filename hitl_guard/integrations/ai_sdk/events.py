@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from ...agent.events import Event
+from ...asgi.logs import failed
+from ...errors import AgentError
 from ...models import ApprovalRequest, Scope
+from ...protocols.ui_messages import AUTOMATIC
 from .chunks import Chunk, UIMessageStream
 from .parts import part_id
-
-_LOG = logging.getLogger("hitl_guard.ai_sdk")
 
 RequestOf = Callable[[str], Awaitable[ApprovalRequest | None]]
 """Reads a request by its id, verified; None where there is none that counts."""
@@ -70,20 +70,25 @@ async def chunks_of(
     """
     telling = _Telling(stream, request_of, error_text)
     try:
-        async with aclosing(_with_withheld(events)) as source:
+        async with aclosing(with_withheld(events)) as source:
             async for event in source:
                 for chunk in await telling.of(event):
                     yield chunk
-    except Exception:  # noqa: BLE001  whatever it was: the client must be told, and no details
-        _LOG.exception("A run of a chat failed.")
+    except Exception as error:  # noqa: BLE001  whatever it was: the client must be told, and no details
+        if isinstance(error, AgentError) and error.code == "run-busy":
+            return  # another process is at it: what becomes of the call is told by its state
+        failed("A run of a chat failed", error)
         for chunk in stream.error(FAILED):
             yield chunk
         return
     stream.reason = telling.reason
 
 
-async def _with_withheld(events: AsyncIterator[Event]) -> AsyncGenerator[Event, None]:
-    """Yield the events, and at a pause what has ended beside it: the client waits for each call by itself."""
+async def with_withheld(events: AsyncIterator[Event]) -> AsyncGenerator[Event, None]:
+    """Yield the events, and at a pause what has ended beside it: the client waits for each call by itself.
+
+    Closes them at the end.
+    """
     try:
         async for event in events:
             yield event
@@ -189,14 +194,14 @@ class _Telling:
             return [*chunks, *stream.output_error(id_, self._error_text(payload["error"]))]
         if stream.approval_of(id_) is None:
             reason = approval.get("reason")
-            chunks += stream.automatic(id_, f"automatic-{id_}", approved=False, reason=reason)
+            chunks += stream.automatic(id_, f"{AUTOMATIC}{id_}", approved=False, reason=reason)
         elif stream.answer_of(id_) is not False:
             # It was not denied by anybody: nobody decided in time, or the policy forbids now what a person allowed.
             return [*chunks, *stream.output_error(id_, str(approval.get("reason") or "The call was not run."))]
         return [*chunks, *stream.denied(id_)]
 
     async def _on_record(self, id_: str, approval_id: str | None) -> list[Chunk]:
-        if approval_id is None or approval_id.startswith("automatic-"):
+        if approval_id is None or approval_id.startswith(AUTOMATIC):
             return []
         request = await self._request_of(approval_id)
         return [] if request is None else self._stream.decision(request, call_id=id_)

@@ -14,8 +14,10 @@ from typing import Any, Protocol
 
 from ...agent import Agent
 from ...agent.events import Event
-from ...errors import ConfigurationError
+from ...agent.runs import SuspendedRun
+from ...errors import ConfigurationError, RefusedError
 from ...guard import Guard
+from ...lifecycle.threads import offload
 from .approval import REQUEST_KEY, request_map, takes_requests
 from .messages import ChatId
 
@@ -45,6 +47,10 @@ class Loop(Protocol):
     def guard(self) -> Guard:
         """The guard that every call of the loop goes through."""
 
+    @property
+    def id(self) -> str:
+        """The loop's name. Chats of two loops are two, whatever a client calls them."""
+
     def start(self, turn: Turn) -> AsyncIterator[Event]:
         """Begin a run; yield its events up to its first pause or its end."""
 
@@ -54,10 +60,9 @@ class Loop(Protocol):
     def answer(self, chat: ChatId, run_id: str, call_id: str | None, data: Any) -> AsyncIterator[Event]:
         """Answer a call that suspended itself; yield the events."""
 
-    async def waiting(self, chat: ChatId) -> Mapping[str, frozenset[str]]:
-        """Return the chat's runs that wait: run id → ids of the requests that they wait for.
-
-        A run that no process goes on with any more (its own died) waits for nothing: an empty set.
+    async def ready(self, chat: ChatId) -> Sequence[str]:
+        """Return the chat's runs that can go on, the oldest first: one of their requests is decided or over, wherever
+        that happened, or the process that went on with them is gone. One that only waits is not among them.
         """
 
 
@@ -85,6 +90,11 @@ class AgentLoop:
         """The agent's guard."""
         return self.agent.guard
 
+    @property
+    def id(self) -> str:
+        """The agent's id."""
+        return self.agent.id
+
     async def start(self, turn: Turn) -> AsyncIterator[Event]:
         """Begin a run.
 
@@ -108,10 +118,15 @@ class AgentLoop:
         given = None if self._prepare is None else self._prepare(turn)
         options = dict(await given if inspect.isawaitable(given) else given or {})
         context = {**(turn.context or {}), **options.pop("request_context", {})}
+        if REQUEST_KEY in context:
+            # It would count as the host's word on what needs approval, and a context may come from the client.
+            raise ConfigurationError(f"'{REQUEST_KEY}' is no part of a context: return it from 'prepare_call'.")
         if "tool_approval" in options:
             if not takes_requests(self.guard._desk.policy.tool_approval):
                 raise ConfigurationError("Make the guard's policy with tool_approval(…, per_request=True).")
-            context[REQUEST_KEY] = request_map(options.pop("tool_approval"))
+            context[REQUEST_KEY] = own = request_map(options.pop("tool_approval"))
+            if unknown := sorted(set(own) - set(self.agent.covered_tools())):
+                raise ConfigurationError(f"The request's 'tool_approval' names unknown tools: {', '.join(unknown)}.")
         return options | ({"request_context": context} if context else {})
 
     async def _results(self, turn: Turn) -> list[Mapping[str, Any]]:
@@ -129,10 +144,18 @@ class AgentLoop:
         """Answer a call that suspended itself. A pause that waits for an approval is not answered so."""
         return self.agent.resume_stream(data, run_id, call_id, user=chat.user, tenant=chat.user.tenant)
 
-    async def waiting(self, chat: ChatId) -> Mapping[str, frozenset[str]]:
-        """Return the chat's runs that wait, with the ids of their requests."""
+    async def ready(self, chat: ChatId) -> Sequence[str]:
+        """Return the chat's runs that can go on."""
         found = await self.agent.list_suspended_runs(user=chat.user, tenant=chat.user.tenant)
-        return {
-            run.run_id: frozenset(call.pause_id for call in run.tool_calls if call.requires_approval)
-            for run in found.runs if chat.owns(run.run_id)
-        }
+        own = [run for run in reversed(found.runs) if chat.owns(run.run_id)]
+        return await offload(lambda: [run.run_id for run in own if self._can_go_on(run, chat.user.tenant)])
+
+    def _can_go_on(self, run: SuspendedRun, tenant: str) -> bool:
+        asked = [call.pause_id for call in run.tool_calls if call.requires_approval]
+        return run.status == "interrupted" or any(not self._is_pending(one, tenant) for one in asked)
+
+    def _is_pending(self, request_id: str, tenant: str) -> bool:
+        try:
+            return self.guard.get(request_id, tenant=tenant).state == "pending"
+        except RefusedError:
+            return False  # its key is gone, say: the run asks anew

@@ -6,11 +6,12 @@ are claims (`hitl_guard.protocols`), and what it says about results of tools is 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from ... import canonical, fingerprint
+from ... import fingerprint
 from ...errors import CanonicalizationError
 from ...lifecycle.desk import new_id
 from ...models import Principal
@@ -24,8 +25,11 @@ MAX_MESSAGES = 2_000
 MAX_PARTS = 2_000
 """Parts of one message."""
 
-MAX_CLAIMS = 200
-"""Answered approvals in one post; each is a look into the store."""
+MAX_LIVE = 200
+"""Answers in one post of which the client does not know what came of them."""
+
+MAX_CLAIMS = 2_000
+"""Answered approvals in one post, old ones included; each is a look into the store."""
 
 MAX_ID = 256
 """Characters of a chat's or a message's id."""
@@ -36,7 +40,7 @@ _ENDED = frozenset({"output-available", "output-error", "output-denied"})
 
 @dataclass(frozen=True, slots=True)
 class ChatId:
-    """A chat of one person: what the client calls it, and whose it is by the host's login.
+    """A chat of one person: what the client calls it, whose it is by the host's login, and the loop's name.
 
     Every run of a chat has an id that begins with a digest of both, and is signed into each request as its run. So an
     approval of one chat, or of one person, answers nothing in another.
@@ -44,11 +48,12 @@ class ChatId:
 
     id: str
     user: Principal
+    loop: str = ""
 
     @property
     def prefix(self) -> str:
         """What the ids of this chat's runs begin with."""
-        return fingerprint.place("chat", self.user.tenant, self.user.id, self.id).hex()[:32] + "."
+        return fingerprint.place("chat", self.user.tenant, self.user.id, self.id, self.loop).hex()[:32] + "."
 
     def new_run(self) -> str:
         """Return the id of a new run in this chat."""
@@ -66,14 +71,14 @@ class Post:
     Attributes:
         chat: The chat's id, as the client says.
         messages: The UI messages, each ``{id, role, parts}``.
-        message_id: The id of the assistant's message that this continues, or None: a new one begins.
+        continued: The assistant's message that this continues, or None: a new one begins.
         claims: The answered approvals in it. calls: The tool calls that it states.
         resume: ``(run id, tool-call or suspension id, data)``: the answer to a tool's own question, or None.
     """
 
     chat: str
     messages: tuple[dict[str, Any], ...] = field(repr=False)
-    message_id: str | None
+    continued: dict[str, Any] | None = field(repr=False)
     claims: tuple[Claim, ...] = field(repr=False)
     calls: Calls = field(repr=False)
     resume: tuple[str, str | None, Any] | None = field(default=None, repr=False)
@@ -84,9 +89,14 @@ class Post:
         return tuple(claim for claim in self.claims if claim.outcome == "none")
 
     @property
+    def message_id(self) -> str | None:
+        """The id of the message that this continues, or None."""
+        return None if self.continued is None else str(self.continued["id"])
+
+    @property
     def known(self) -> Sequence[Mapping[str, Any]]:
         """The parts of the message that this continues: the only ones that the client can still move."""
-        return self.messages[-1]["parts"] if self.message_id is not None else ()
+        return () if self.continued is None else self.continued["parts"]
 
     @property
     def new(self) -> list[dict[str, Any]]:
@@ -106,7 +116,8 @@ def read_post(body: Any) -> Post:
     if type(body) is not dict:
         _no("it must be an object")
     chat, messages = _id(body, "id"), body.get("messages")
-    if body.get("trigger", "submit-message") not in _TRIGGERS:
+    trigger = body.get("trigger", "submit-message")
+    if type(trigger) is not str or trigger not in _TRIGGERS:
         _no("'trigger' is none that is known here")
     if type(messages) is not list or not messages:
         _no("'messages' must be a list, and not empty")
@@ -117,10 +128,19 @@ def read_post(body: Any) -> Post:
     claims, calls = claims_in({"messages": messages}, most=MAX_CLAIMS)
     if any(claim.format != FORMAT for claim in claims):
         _no("an approval in it is of another format")
-    continues = messages[-1]["role"] == "assistant"
-    return Post(
-        chat, tuple(messages), messages[-1]["id"] if continues else None, tuple(claims), calls, _resume(body)
-    )
+    if sum(claim.outcome == "none" for claim in claims) > MAX_LIVE:
+        raise CanonicalizationError("There are too many answers at once.", code="too-large", detail="post")
+    return Post(chat, tuple(messages), _continued(body, messages), tuple(claims), calls, _resume(body))
+
+
+def _continued(body: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the assistant's message that a post continues: the one that it names, else the last, if that is one.
+
+    An answer may be given in any message, and the client goes on there.
+    """
+    own = [message for message in messages if message["role"] == "assistant"]
+    named = [message for message in own if message["id"] == body.get("messageId")]
+    return named[-1] if named else own[-1] if own and own[-1] is messages[-1] else None
 
 
 def _check_message(message: Any) -> None:
@@ -225,8 +245,16 @@ def _result(part: Mapping[str, Any]) -> str:
 
 
 def _text(parts: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(part["text"] for part in parts if part["type"] == "text" and type(part.get("text")) is str)
+    return "".join(map(_said, parts))
+
+
+def _said(part: Mapping[str, Any]) -> str:
+    if part["type"] == "file":
+        name = part.get("filename")
+        return f"[A file was attached{f': {name}' if type(name) is str else ''}. It is not passed on.]"
+    return part["text"] if part["type"] == "text" and type(part.get("text")) is str else ""
 
 
 def _json(value: Any) -> str:
-    return canonical.canonicalize(value if type(value) is dict else {}, exact=True, big_integers=True).decode()
+    # Nothing is signed here: what a browser made of a number is what the model reads.
+    return json.dumps(value if type(value) is dict else {}, ensure_ascii=False, separators=(",", ":"))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator, Mapping
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from ...asgi.logs import failed
 from ...errors import ConfigurationError
 from .parts import Chunk
-
-_LOG = logging.getLogger("hitl_guard.ai_sdk")
 
 HEADERS = {
     "cache-control": "no-cache",
@@ -135,8 +133,8 @@ class UIMessageStreamResponse(Response):
             finally:
                 if hasattr(self._chunks, "aclose"):
                     await self._chunks.aclose()
-        except Exception:  # noqa: BLE001  the client must be told that it failed, and no details
-            _LOG.exception("A stream of a chat failed.")
+        except Exception as error:  # noqa: BLE001  the client must be told that it failed, and no details
+            failed("A stream of a chat failed", error)
             await queue.put(encoded(_BROKEN))
         await queue.put(None)
 

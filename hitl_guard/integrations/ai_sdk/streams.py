@@ -7,18 +7,15 @@ coming back: what waits is in the store in any case, and what ran is on record).
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
-from ... import clock
+from ...asgi.logs import failed
 from ...errors import AgentError, ConfigurationError, LimitError, UnavailableError
 from .messages import ChatId
 from .parts import Chunk
 from .response import encoded
-
-_LOG = logging.getLogger("hitl_guard.ai_sdk")
 
 _BROKEN: Chunk = {"type": "error", "errorText": "An error occurred."}
 _LAGGED: Chunk = {"type": "error", "errorText": "The connection is too slow: load the chat again."}
@@ -36,7 +33,7 @@ class _Stream:
         kept: The chunks that are kept, with their bytes; ``first``: the number of the first one. size: Bytes of them.
         whole: Whether all of them are kept, so that it can be replayed.
         readers: Reader → the number of the chunk that it reads next.
-        ended: When it ended, by the monotonic clock; None while it runs.
+        ended: True once it has ended.
     """
 
     before: tuple[Chunk, ...]
@@ -45,7 +42,7 @@ class _Stream:
     size: int = 0
     whole: bool = True
     readers: dict[object, int] = field(default_factory=dict)
-    ended: int | None = None
+    ended: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -64,29 +61,27 @@ class Streams:
     """The streams of one process, by tenant, user and chat: nobody reads another one's.
 
     Args:
-        most: Streams in all. own: Running streams of one user.
+        most: Streams in all. own: Streams of one user. One counts while it runs, and while somebody reads it.
         chunks, size: Chunks and bytes of one stream that are kept. A stream that grows beyond goes on, and can be
             replayed no more; a reader who is behind by more is cut off.
-        keep_ms: How long a stream that has ended can still be replayed.
 
     Raises:
         ConfigurationError: a bound is no positive integer.
     """
 
     def __init__(
-        self, *, most: int = 1_000, own: int = 20, chunks: int = 20_000, size: int = 4_194_304, keep_ms: int = 60_000
+        self, *, most: int = 1_000, own: int = 20, chunks: int = 20_000, size: int = 4_194_304
     ) -> None:
         for name, value in (("most", most), ("own", own), ("chunks", chunks), ("size", size)):
             if type(value) is not int or value < 1:
                 raise ConfigurationError(f"'{name}' is a positive integer.")
-        if type(keep_ms) is not int or keep_ms < 0:
-            raise ConfigurationError("'keep_ms' is a number of milliseconds.")
-        self._most, self._own, self._chunks, self._size, self._keep = most, own, chunks, size, keep_ms
+        self._most, self._own, self._chunks, self._size = most, own, chunks, size
         self._streams: dict[Key, _Stream] = {}
         self._closed = False
 
     def begin(
-        self, chat: ChatId, make: Callable[[], AsyncIterator[Chunk]], *, before: Iterable[Chunk] = ()
+        self, chat: ChatId, make: Callable[[], AsyncIterator[Chunk]], *, before: Iterable[Chunk] = (),
+        beside: bool = False,
     ) -> AsyncGenerator[Chunk, None]:
         """Start a stream of a chat; return its chunks as they come. It goes on if these are not read.
 
@@ -95,6 +90,8 @@ class Streams:
             make: Returns the chunks of the stream. Called at once, if there is room.
             before: What a replay starts with, after the ``start`` chunk: where a message goes on, what it had
                 (`rebuilt`).
+            beside: Whether it may begin though the chat's last stream still runs, if nobody reads that any more: it
+                goes on to its end, and can be replayed no more.
 
         Raises:
             AgentError: the chat has a running stream (``run-busy``, detail ``stream``).
@@ -102,32 +99,48 @@ class Streams:
         """
         if self._closed:
             raise UnavailableError("This server is shutting down; try again.", detail="closing")
-        self._forget_old()
+        self._forget()
         key = _key(chat)
-        if (there := self._streams.get(key)) is not None and there.ended is None:
-            raise AgentError("This chat is being answered already.", code="run-busy", detail="stream")
+        self.check_free(chat, beside=beside)
+        if (left := self._streams.get(key)) is not None:
+            self._streams[(*key[:2], f"{key[2]} {id(left)}")] = self._streams.pop(key)
         self._make_room(key)
-        source, stream = make(), _Stream(tuple(before))
+        had = tuple(before)
+        size = sum(len(encoded(chunk)) for chunk in had)
+        # Half the room at most: the rest is for what the stream itself says.
+        fits = 2 * size <= self._size
+        source, stream = make(), _Stream(had, size=size) if fits else _Stream((), whole=False)
         self._streams[key] = stream
         reader = self._reader(stream)
         stream.task = asyncio.create_task(self._run(stream, source))
         return reader
 
-    def again(self, chat: ChatId) -> AsyncGenerator[Chunk, None] | None:
-        """Return a chat's newest stream from its start on, and live after that; None where there is nothing to replay.
+    def check_free(self, chat: ChatId, *, beside: bool = False) -> None:
+        """Raise `AgentError` (``run-busy``, detail ``stream``) where a stream of the chat runs; see `begin`."""
+        there = self._streams.get(_key(chat))
+        if there is not None and not there.ended and not (beside and not there.readers):
+            raise AgentError("This chat is being answered already.", code="run-busy", detail="stream")
 
-        A client that reconnects replays it into an empty message.
+    def again(self, chat: ChatId) -> AsyncGenerator[Chunk, None] | None:
+        """Return a chat's running stream from its start on, and live after that; None where nothing runs.
+
+        A client that reconnects replays it into an empty message. What has ended stands in the chat's history.
+
+        Raises:
+            LimitError: this user reads too many already (``detail`` streams).
         """
-        self._forget_old()
+        self._forget()
         stream = self._streams.get(_key(chat))
-        if stream is None or not stream.whole:
+        if stream is None or stream.ended or not stream.whole:
             return None
+        if len(stream.readers) >= self._own:
+            raise LimitError("This chat is read too often at once: close some pages.", detail="streams")
         return _with(self._reader(stream), stream.before)
 
     def stop(self, chat: ChatId) -> bool:
         """Stop a chat's running stream, and what it runs; say whether there was one. What tools did is on record."""
         stream = self._streams.get(_key(chat))
-        if stream is None or stream.task is None or stream.ended is not None:
+        if stream is None or stream.task is None or stream.ended:
             return False
         self._end(stream, _STOPPED)
         stream.task.cancel()
@@ -138,7 +151,7 @@ class Streams:
         self._closed = True
         streams = [*self._streams.values()]
         for stream in streams:
-            if stream.ended is None:
+            if not stream.ended:
                 self._end(stream, _CLOSING)
         tasks = [stream.task for stream in streams if stream.task is not None]
         for task in tasks:
@@ -156,21 +169,21 @@ class Streams:
             finally:
                 if hasattr(source, "aclose"):
                     await source.aclose()
-        except Exception:  # noqa: BLE001  the client must be told that it failed, and no details
-            _LOG.exception("A stream of a chat failed.")
+        except Exception as error:  # noqa: BLE001  the client must be told that it failed, and no details
+            failed("A stream of a chat failed", error)
             self._end(stream, _BROKEN)
         finally:
             self._end(stream)
 
     def _end(self, stream: _Stream, last: Chunk | None = None) -> None:
-        if stream.ended is None:
+        if not stream.ended:
             if last is not None:
                 self._keep_chunk(stream, last, len(encoded(last)))
-            stream.ended = clock.monotonic_ms()
+            stream.ended, stream.before = True, ()
             stream.tell()
 
     def _keep_chunk(self, stream: _Stream, chunk: Chunk, size: int) -> None:
-        if stream.ended is not None:
+        if stream.ended:
             return
         stream.kept.append((chunk, size))
         stream.size += size
@@ -190,22 +203,18 @@ class Streams:
         return _read(stream, me)
 
     def _make_room(self, key: Key) -> None:
-        running = [of for of, stream in self._streams.items() if stream.ended is None]
-        if sum(of[:2] == key[:2] for of in running) >= self._own or len(running) >= self._most:
+        if sum(of[:2] == key[:2] for of in self._streams) >= self._own or len(self._streams) >= self._most:
             raise LimitError("Too many chats are being answered: wait for one to end.", detail="streams")
-        ended = [of for of, stream in self._streams.items() if stream.ended is not None]
-        while len(self._streams) >= self._most and ended:
-            del self._streams[ended.pop(0)]
 
-    def _forget_old(self) -> None:
-        now = clock.monotonic_ms()
+    def _forget(self) -> None:
+        """Forget what has ended and is read no more; what somebody still reads holds its place."""
         for key, stream in [*self._streams.items()]:
-            if stream.ended is not None and now - stream.ended >= self._keep:
+            if stream.ended and not stream.readers:
                 del self._streams[key]
 
 
 def _key(chat: ChatId) -> Key:
-    return chat.user.tenant, chat.user.id, chat.id
+    return chat.user.tenant, chat.user.id, f"{chat.loop} {chat.id}"
 
 
 async def _read(stream: _Stream, me: object) -> AsyncGenerator[Chunk, None]:
@@ -218,7 +227,7 @@ async def _read(stream: _Stream, me: object) -> AsyncGenerator[Chunk, None]:
             if place < stream.end:
                 stream.readers[me] = place + 1
                 yield stream.kept[place - stream.first][0]
-            elif stream.ended is not None:
+            elif stream.ended:
                 return
             else:
                 await changed.wait()

@@ -8,9 +8,11 @@ arguments cannot be sent is not offered in the chat (see `chunks`).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from ...agent.shapes import plain, well_formed
+from ...render.secrets import Place, printed
 from ...toolcalls import as_text
 
 MAX_DEPTH = 200
@@ -87,21 +89,17 @@ def text_of(value: Any) -> str:
         return well_formed(as_text(value))
 
 
-def exact_integers(value: Any) -> list[tuple[str, int]]:
-    """Return the integers outside ±(2^53 - 1) in plain JSON data, each with its JSON pointer (RFC 6901), in order.
+def exact_integers(value: Any) -> Iterator[tuple[str, int]]:
+    """Yield the integers outside ±(2^53 - 1) in plain JSON data, each with its JSON pointer (RFC 6901), in order.
 
     A browser rounds them: it shows others than will run.
     """
-    found: list[tuple[str, int]] = []
-    pending: list[tuple[str, Any]] = [("", value)]
+    pending: list[tuple[Place, Any]] = [((), value)]
     while pending:
         place, item = pending.pop()
         if type(item) is dict:
-            pending += [
-                (f"{place}/{name.replace('~', '~0').replace('/', '~1')}", one) for name, one in reversed(item.items())
-            ]
+            pending += [((place, name), one) for name, one in reversed(item.items())]
         elif type(item) is list:
-            pending += [(f"{place}/{index}", item[index]) for index in range(len(item) - 1, -1, -1)]
+            pending += [((place, index), item[index]) for index in range(len(item) - 1, -1, -1)]
         elif type(item) is int and not -_MAX_SAFE <= item <= _MAX_SAFE:
-            found.append((place, item))
-    return found
+            yield printed(place), item
