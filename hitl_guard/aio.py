@@ -37,9 +37,9 @@ class AsyncGuard:
         self.guard = Guard(**options) if guard is None else guard
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> AsyncGuard:
+    def from_env(cls, environ: Mapping[str, str] | None = None, *, settings: Settings | None = None) -> AsyncGuard:
         """See `Guard.from_env`."""
-        return cls(guard=Guard.from_env(environ))
+        return cls(guard=Guard.from_env(environ, settings=settings))
 
     async def close(self) -> None:
         """See `Guard.close`."""

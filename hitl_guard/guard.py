@@ -89,7 +89,7 @@ class Guard(People, DropIn):
             raise ConfigurationError("No key is active now: run 'hitl-guard keys rotate'.", detail="no-key") from error
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> Guard:
+    def from_env(cls, environ: Mapping[str, str] | None = None, *, settings: Settings | None = None) -> Guard:
         """Make a guard from ``HITL_GUARD_POLICY``, ``HITL_GUARD_STORE`` (URL) and the keys' variables."""
         from .store import SQLStore
 
@@ -98,7 +98,8 @@ class Guard(People, DropIn):
         if missing:
             raise ConfigurationError(f"Set {' and '.join(missing)} in the environment.")
         store = SQLStore(environ["HITL_GUARD_STORE"])
-        return cls(policy=environ["HITL_GUARD_POLICY"], store=store, keyring=Keyring.from_env(environ))
+        keyring = Keyring.from_env(environ)
+        return cls(policy=environ["HITL_GUARD_POLICY"], store=store, keyring=keyring, settings=settings)
 
     def __repr__(self) -> str:
         return f"<Guard policy={self._desk.policy.version[:12]}>"

@@ -65,5 +65,6 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="hitl-guard", message="hitl-guard %(version)s")
 def main() -> None:
     """Human approval of an agent's tool calls: unforgeable, single-use, provable."""

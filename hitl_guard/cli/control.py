@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 import click
 
+from ..errors import HitlGuardError
 from ._common import Command, Setup, json_option, say, say_json, setup_options
+
+if TYPE_CHECKING:
+    from ..lifecycle.control import Control
+    from ..store.sql import SQLStore
 
 
 @click.group()
@@ -44,15 +52,13 @@ def show(setup: Setup, as_json: bool) -> None:
         })
         return
     if row.restored:
-        say("From another restore epoch, or signed with a revoked key: everything is paused. Set single pauses anew, "
-            "then resume.")
+        say(_standstill("", kept=not _is_lost(row.pauses) or row.policy is not None or bool(row.mutes)))
     if row.everywhere_restored:
-        say("The row of all tenants is from another restore epoch, or signed with a revoked key: everything is paused "
-            "everywhere. Set single pauses anew, then resume with --everywhere.")
+        say(_standstill(" in all tenants", kept=not _is_lost(row.everywhere)))
     for found, where in ((pauses, ""), (everywhere, " in all tenants")):
-        for kind, name in found:
-            say(("everything" if kind == "all" else f"{escape(kind)} {escape(name)}") + f" is paused{where}")
-    if not pauses and not everywhere:
+        for pause in found:
+            say(f"{_named(*pause)} is paused{where}")
+    if not (pauses or everywhere or row.restored or row.everywhere_restored):
         say("No pause is set.")
     for mute in row.mutes:
         until = f"{utc(mute.until)} ({left(mute.until, now)})"
@@ -61,8 +67,27 @@ def show(setup: Setup, as_json: bool) -> None:
     say(f"Control row version {row.version}; policy in force: {escape(row.policy or 'as each host has it')}")
 
 
+def _standstill(where: str, *, kept: bool) -> str:
+    """Return what to say of a row under which everything is paused until an operator confirms it.
+
+    Args:
+        kept: Whether the row's own pauses are known: what a revoked key signed is not believed.
+    """
+    resume = "'hitl-guard control resume --everywhere'" if where else "'hitl-guard control resume'"
+    if kept:
+        return (f"The control row is of another restore epoch: everything is paused{where} until you run {resume}. "
+                "Single pauses and the policy in force stay as they were.")
+    return (f"The control row is of a revoked key, or of another restore epoch: everything is paused{where} until you "
+            f"run {resume}. Of a revoked key, set single pauses and the policy in force anew before that.")
+
+
+def _is_lost(pauses: Iterable[tuple[str, str]]) -> bool:
+    """Whether nothing but everything is paused, as a row of a revoked key reads, whatever it says."""
+    return set(pauses) == {("all", "")}
+
+
 @control.command()
-@setup_options(actor=True)
+@setup_options(policy=True, actor=True)
 @_target
 def pause(setup: Setup, tool: str | None, agent: str | None, everywhere: bool, reason: str | None) -> None:
     """Stop a tool, an agent, or everything, before its next call; in the tenant, or --everywhere.
@@ -74,7 +99,29 @@ def pause(setup: Setup, tool: str | None, agent: str | None, everywhere: bool, r
         setup.guard(store).pause(
             by=setup.principal(), tool=tool, agent=agent, reason=reason, everywhere=everywhere
         )
-    say(f"Paused {_what(tool, agent, everywhere)}.")
+        say(f"Paused {_what(tool, agent, everywhere)}.")
+        if tool is not None and _is_unheard_of(setup, store, tool):
+            from ..render import escape
+
+            click.echo(f"No policy rule names a tool '{escape(tool)}', and nobody has asked for it in this tenant: "
+                       "check the name.", err=True)
+
+
+def _is_unheard_of(setup: Setup, store: SQLStore, tool: str) -> bool:
+    """Whether a policy was given, no rule of it is about the tool, and no request of the tenant either."""
+    from ..lifecycle.listing import wanted
+
+    try:
+        documents = setup.policy().documents if setup.policies else ()
+        if not documents or any(document.covering(tool) for document in documents):
+            return False
+        every = wanted(
+            tenant=setup.tenant, now=store.now(), states=None, run_id=None, tool=tool, requester=None, own=None,
+            foreign=(),
+        )
+        return not store.look(every, limit=1).rows
+    except HitlGuardError:
+        return False  # the pause is set; what a policy or a store cannot tell now is no reason to fail
 
 
 @control.command()
@@ -88,13 +135,28 @@ def resume(setup: Setup, tool: str | None, agent: str | None, everywhere: bool, 
     """
     _check(tool, agent)
     with setup.store() as store:
-        setup.guard(store).resume(
-            by=setup.principal(), tool=tool, agent=agent, reason=reason, everywhere=everywhere
-        )
-        left = setup.guard(store).control(setup.tenant)
-    say(f"Resumed {_what(tool, agent, everywhere)}.")
-    if not everywhere and (left.everywhere or left.everywhere_restored):
-        say("Something is still paused in all tenants: see 'hitl-guard control show'.")
+        guard = setup.guard(store)
+        before = guard.control(setup.tenant)
+        guard.resume(by=setup.principal(), tool=tool, agent=agent, reason=reason, everywhere=everywhere)
+        left = guard.control(setup.tenant)
+    what, whole = _what(tool, agent, everywhere), tool is None and agent is None
+    pauses, restored = before.pauses, before.restored
+    if everywhere:
+        pauses, restored = before.everywhere, before.everywhere_restored
+    if _pause(tool, agent) in pauses or (whole and restored):
+        say(f"Resumed {what}.")
+    else:
+        say(f"Nothing changed: {what} was not paused{' as a whole' if whole else ''}.")
+    _say_left(left, everywhere)
+
+
+def _say_left(left: Control, everywhere: bool) -> None:
+    """Say what is paused still; a tenant's own pauses only after a change of the tenant's."""
+    rows = [(left.pauses, left.restored, ""), (left.everywhere, left.everywhere_restored, " in all tenants")]
+    for pauses, restored, where in rows[everywhere:]:
+        names = ["everything, until it is confirmed"] * restored + [_named(*pause) for pause in sorted(pauses)]
+        if names:
+            say(f"Still paused{where}: {', '.join(names)}.")
 
 
 @control.command()
@@ -118,6 +180,19 @@ def _check(tool: str | None, agent: str | None) -> None:
         raise click.UsageError("Give --tool or --agent, one at a time.")
     if "" in (tool, agent):
         raise click.UsageError("--tool and --agent need a name.")
+
+
+def _pause(tool: str | None, agent: str | None) -> tuple[str, str]:
+    """Return the pause that is meant, as a control row has it."""
+    if tool is not None:
+        return "tool", tool
+    return ("all", "") if agent is None else ("agent", agent)
+
+
+def _named(kind: str, name: str) -> str:
+    from ..render import escape
+
+    return "everything" if kind == "all" else f"{escape(kind)} {escape(name)}"
 
 
 def _what(tool: str | None, agent: str | None, everywhere: bool) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ..errors import HitlGuardError
+from ..errors import HitlGuardError, RefusedError, StoreRolledBackError
 from ..rows import EVERYWHERE
 from ._common import Setup, counted, json_option, say, say_json, setup_options
 
@@ -184,20 +185,44 @@ def _database_file(url: str) -> Iterator[Check]:
 
 
 def _control(desk: Desk) -> Iterator[Check]:
+    good = True
     for row in desk.store.controls():
-        state = desk.read(row.tenant).control
-        whose, options = f"Tenant {row.tenant}", f"--role operator --tenant {row.tenant}"
-        if row.tenant == EVERYWHERE:
-            whose, options = "All tenants", "--everywhere --role global-operator"
-        if state.restored:
-            yield Check(
-                "control", "fail", f"{whose}: the control row is of another restore epoch or of a revoked key, so all "
-                f"is paused. Look at `hitl-guard control show`, then run `hitl-guard control resume {options}`.",
-            )
-        elif state.pauses:
-            pauses = counted(len(state.pauses), "pause")
-            yield Check("control", "warn", f"{whose}: {pauses} in force; see `hitl-guard control show`.")
-    yield Check("control", "ok", "Every control row verifies.")
+        for check in _control_row(desk, row.tenant):
+            good = good and check.status != "fail"
+            yield check
+    if good:
+        yield Check("control", "ok", "Every control row verifies.")
+
+
+def _control_row(desk: Desk, tenant: str) -> Iterator[Check]:
+    whose = "All tenants" if tenant == EVERYWHERE else f"Tenant {tenant}"
+    try:
+        state = desk.read(tenant).control
+    except (RefusedError, StoreRolledBackError) as error:
+        failed = _failed("control", error)
+        yield replace(failed, message=f"{whose}: {failed.message}")
+        return
+    if state.restored:
+        yield Check(
+            "control", "fail", f"{whose}: the control row is of another restore epoch or of a revoked key, so all is "
+            "paused. Look at `hitl-guard control show`, then run "
+            f"`hitl-guard control resume {_options(desk, tenant)}`.",
+        )
+    elif state.pauses:
+        pauses = counted(len(state.pauses), "pause")
+        yield Check("control", "warn", f"{whose}: {pauses} in force; see `hitl-guard control show`.")
+
+
+def _options(desk: Desk, tenant: str) -> str:
+    """Return the options that name a control row, as a shell takes them: the tenant's name was verified by nobody."""
+    from ..render import escape
+
+    role = desk.settings.global_operator_role if tenant == EVERYWHERE else desk.settings.operator_role
+    where = "--everywhere"
+    if tenant != EVERYWHERE:
+        # A name that is shown with escapes cannot be copied from here.
+        where = f"--tenant {shlex.quote(tenant) if escape(tenant) == tenant else 'NAME'}"
+    return f"{where} --role {shlex.quote(role)}"
 
 
 def _requests(desk: Desk) -> Iterator[Check]:
@@ -217,8 +242,9 @@ def _requests(desk: Desk) -> Iterator[Check]:
     if damaged:
         yield Check(
             "requests", "fail",
-            f"{counted(len(damaged), 'request')} damaged, to be asked again: {_named(damaged)}. Run `hitl-guard audit "
-            "verify`, and find out why.",
+            f"{counted(len(damaged), 'request')} damaged, to be asked again: {_named(damaged)}. What a revoked key or "
+            "an earlier restore epoch signed, `hitl-guard requests sweep` takes off the list. Of the rest find out "
+            "why: run `hitl-guard audit verify`.",
         )
     if doubtful:
         yield Check(

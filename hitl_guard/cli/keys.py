@@ -190,6 +190,8 @@ def _report(affected: list[dict[str, str]]) -> None:
     for entry in affected:
         # As JSON, since a row may have been written by an attacker: no control or bidirectional character gets through.
         click.echo(json.dumps(entry))
+    if affected:
+        click.echo("`hitl-guard requests sweep` takes what is void now off the list of open requests.")
 
 
 def _row(key: Key, now: int) -> dict[str, Any]:

@@ -137,20 +137,28 @@ def _damaged_line(one: Damaged) -> str:
 
 
 @requests.command(cls=_WithId)
-@setup_options()
+@setup_options(actor=True)
 @_request_id
+@click.option("--reveal", "places", multiple=True, metavar="POINTER",
+              help="Show this secret argument, e.g. /password; the audit log has who did. Repeatable.")
 @json_option
-def show(setup: Setup, request_id: str, as_json: bool) -> None:
-    """Show one request: its complete arguments first, with every unseen character as an escape."""
+def show(setup: Setup, request_id: str, places: tuple[str, ...], as_json: bool) -> None:
+    """Show one request: its complete arguments first, with every unseen character as an escape.
+
+    What the tool's schema marks secret is masked.
+    """
     from ..render import request_json, request_text
 
     with setup.store() as store:
-        request = setup.guard(store).get(request_id, tenant=setup.tenant)
+        guard = setup.guard(store)
+        request = guard.get(request_id, tenant=setup.tenant)
+        for place in places:
+            guard.reveal(request.id, place, by=setup.principal())
         now = store.now()
     if as_json:
-        say_json({"now": now, "request": request_json(request)})
+        say_json({"now": now, "request": request_json(request, revealed=places)})
     else:
-        say(request_text(request, now=now).rstrip("\n"))
+        say(request_text(request, now=now, revealed=places).rstrip("\n"))
 
 
 @requests.command(cls=_WithId)
@@ -177,6 +185,8 @@ def approve(
     with setup.store() as store:
         guard = setup.guard(store, deciding=True)
         request = guard.get(request_id, tenant=setup.tenant)
+        if arguments is not None:
+            _check_unmasked(request, arguments)
         shown = _confirmed(request, arguments, store.now()) if fingerprint is None else _full(request, fingerprint)
         decision = guard.decide(
             request.id, approver=setup.principal(), approve=True, fingerprint=shown, reason=reason, arguments=arguments,
@@ -197,6 +207,26 @@ def _content(path: str) -> bytes:
     return content
 
 
+def _check_unmasked(request: ApprovalRequest, edited: bytes) -> None:
+    """Refuse arguments in which a mask stands where the secret was: it would run as the value.
+
+    Raises:
+        DecisionError: they hold one.
+    """
+    from .. import canonical
+    from ..render.secrets import left_masked
+
+    try:
+        value = canonical.parse(edited)
+    except CanonicalizationError:
+        return  # the guard says, and audits, what is wrong
+    if left_masked(request.input_schema, value):
+        raise DecisionError(
+            "The edited arguments hold a mask where the secret was: put the value there, or leave it out.",
+            code="unsupported-value", detail="masked",
+        )
+
+
 def _full(request: ApprovalRequest, given: str) -> str:
     """Return the whole fingerprint for its first digits; one that does not fit stays as it is, and is refused."""
     return request.fingerprint if request.fingerprint.startswith(given) else given
@@ -210,10 +240,13 @@ def _confirmed(request: ApprovalRequest, edited: bytes | None, now: int) -> str:
     """
     from .. import canonical
     from ..render import arguments, request_text, warnings
+    from ..render.request import masked_data
+    from ..render.secrets import secret_pointers
 
     say(request_text(request, now=now))
     if edited is not None:
         raw = canonical.canonicalize(canonical.parse(edited), exact=True)
+        raw = masked_data(raw, secret_pointers(request.input_schema, canonical.decode(raw)))
         say("These arguments are approved instead:\n" + arguments(raw))
         for warning in warnings(raw):
             say(f"  ! {warning}")
@@ -299,7 +332,16 @@ def resolve(setup: Setup, request_id: str, outcome: str, reason: str, force: boo
 @setup_options(tenant=False)
 @click.option("--limit", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="How many at most.")
 def sweep(setup: Setup, limit: int) -> None:
-    """Write down what is overdue, of all tenants: requests that expired, calls without a receipt."""
+    """Tidy the list of open requests, of all tenants.
+
+    Writes down what is overdue: requests that expired, calls without a receipt. Takes off the list what is void: signed
+    with a key that was revoked since, or before the restore epoch was raised. What is damaged stays listed.
+    """
+    from ..lifecycle import listing
+
     with setup.store() as store:
-        number = setup.guard(store).sweep(limit=limit)
-    say(f"Recorded {counted(number, 'overdue request')}.")
+        swept = listing.sweep(setup.desk(store), limit=limit)
+    say(f"Recorded {counted(swept.overdue, 'overdue request')}.")
+    if swept.void:
+        say(f"Took {counted(swept.void, 'void request')} off the list: of a revoked key or an earlier restore epoch. "
+            "They stay stored; what is still wanted must be asked again.")

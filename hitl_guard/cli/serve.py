@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
+import errno
+import importlib.util
 import ipaddress
+import socket
+import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
 
-from ..errors import ConfigurationError, HitlGuardError
+from ..errors import ConfigurationError
 from ._common import Setup, say, setup_options
+from .loading import called, loaded
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
               help="Your own Guard or AsyncGuard, or a function that returns it, in the place of --store, --keys and "
                    "--policy: with its settings. Passkeys need its 'rp_id' and 'rp_origins'.")
 @click.option("--agents", "agents_name", metavar="MODULE:NAME",
-              help="With --guard: a list of your agents, or a function that returns it; their runs are shown too.")
+              help="With --guard: your Agent, a list of them, or a function that returns it; the runs are shown.")
 @click.option("--host", default="127.0.0.1", show_default=True,
               help="Any address but this machine's own needs TLS or --proxy.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(1, 65535), help="The port.")
@@ -67,19 +70,22 @@ def serve(
     if is_demo:
         if not local:
             raise click.UsageError("The demo runs on this machine only.")
+        _check_packages("uvicorn", "webauthn")
         from .serve_demo import Demo
 
+        _check_port(host, port)
         with tempfile.TemporaryDirectory(prefix="hitl-guard-demo-") as folder:
             demo = Demo(Path(folder), origin)
             demo.introduce()
-            _listen(demo.app, options)
+            _listen(demo.app, options, demo.inbox.close)
         return
     if authenticate is None:
         raise ConfigurationError(
             "Give --authenticate MODULE:NAME: the inbox must know who is looking. 'hitl-guard serve --demo' shows it "
             "with login links.", detail="authenticator",
         )
-    who = _loaded("--authenticate", authenticate)
+    _check_packages("uvicorn", *(["webauthn"] if guard_name is None and _settings(origin).rp_id else []))
+    who = loaded("--authenticate", authenticate)
     with _guard(setup, guard_name, origin) as guard:
         agents = _agents(agents_name)
         _serve(guard, agents, who, origin, proxies, options)
@@ -92,9 +98,10 @@ def _serve(
     from ..asgi import create_app
     from ..asgi.proxy import BehindProxy
 
-    app: ASGIApp = create_app(guard, authenticate=authenticate, agents=agents, origins=[origin])
+    app = create_app(guard, authenticate=authenticate, agents=agents, origins=[origin])
+    _check_port(options["host"], options["port"])
     say(f"The inbox is on {origin}")
-    _listen(BehindProxy(app, proxies) if proxies else app, options)
+    _listen(BehindProxy(app, proxies) if proxies else app, options, app.state.inbox.close)
 
 
 def _check_guard(guard: str | None, agents: str | None, is_demo: bool) -> None:
@@ -120,9 +127,9 @@ def _guard(setup: Setup, name: str | None, origin: str) -> Iterator[Guard]:
     from ..aio import AsyncGuard
     from ..guard import Guard
 
-    found = _loaded("--guard", name)
+    found = loaded("--guard", name)
     if not isinstance(found, (Guard, AsyncGuard)) and callable(found):
-        found = _called("--guard", name, found)
+        found = called("--guard", name, found)
     if isinstance(found, AsyncGuard):
         found = found.guard
     if not isinstance(found, Guard):
@@ -136,26 +143,16 @@ def _guard(setup: Setup, name: str | None, origin: str) -> Iterator[Guard]:
 def _agents(name: str | None) -> list[Agent]:
     if name is None:
         return []
-    found = _loaded("--agents", name)
-    if callable(found):
-        found = _called("--agents", name, found)
+    from ..agent import Agent
+
+    found = loaded("--agents", name)
+    if not isinstance(found, Agent) and callable(found):
+        found = called("--agents", name, found)
+    if isinstance(found, Agent):
+        return [found]
     if not isinstance(found, (list, tuple)):
-        raise ConfigurationError(f"--agents {name} is no list of agents, and no function that returns one.")
+        raise ConfigurationError(f"--agents {name} is no Agent, no list of agents, and no function that returns one.")
     return list(found)  # create_app refuses what is no agent, or has another guard
-
-
-def _called(option: str, name: str, function: Any) -> Any:
-    try:
-        made = function()
-    except HitlGuardError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(f"{option} {name} failed with {type(error).__name__}: call it yourself to see where."
-                                 ) from error
-    if inspect.iscoroutine(made):
-        made.close()
-        raise ConfigurationError(f"{option} {name} is asynchronous: give a function that returns it at once.")
-    return made
 
 
 def _settings(origin: str) -> Settings:
@@ -176,27 +173,51 @@ def _is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _loaded(option: str, name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except HitlGuardError:
-        raise
-    except Exception as error:
+def _check_packages(*names: str) -> None:
+    """Refuse to start, before anything is said, where packages are missing: all of them are named at once."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
         raise ConfigurationError(
-            f"{option} {name} cannot be loaded ({type(error).__name__}): give MODULE:NAME of what Python can import "
-            "here (PYTHONPATH says where it looks)."
-        ) from error
-    return found
+            f"'hitl-guard serve' needs {' and '.join(missing)}: install hitl-guard[serve].", detail="extra"
+        )
 
 
-def _listen(app: ASGIApp, options: dict[str, Any]) -> None:
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise ConfigurationError("'hitl-guard serve' needs a server: install hitl-guard[serve].") from error
+def _check_port(host: str, port: int) -> None:
+    """Refuse to start where another program listens already, or where this one may not."""
+    addresses: list[Any] = []
+    with suppress(socket.gaierror):  # the server will say that there is no such host
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, protocol, _, address in addresses:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigurationError(f"Port {port} is in use: end what listens there, or give another --port."
+                                         ) from error
+            if error.errno == errno.EACCES:
+                raise ConfigurationError(f"Port {port} is not open to this user: give another --port.") from error
+
+
+def _listen(app: ASGIApp, options: dict[str, Any], end_streams: Callable[[], Awaitable[None]]) -> None:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # Before the server waits for open responses: a live stream would be one to the end of its patience.
+            await end_streams()
+            await super().shutdown(sockets)
+
     # No header of a client or a proxy changes whom the app takes for its peer.
-    uvicorn.run(
+    config = uvicorn.Config(
         app, **options, access_log=False, log_level="warning", proxy_headers=False, server_header=False,
         timeout_graceful_shutdown=3,
     )
+    server = Server(config)
+    with suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        sys.exit(1)  # it has said why

@@ -21,6 +21,7 @@ from starlette.routing import Mount, Route
 
 from .. import clock
 from ..agent import Agent, tool
+from ..agent.gate import EXPIRED
 from ..agent.runs import SuspendedRun
 from ..agent.stream import AgentResult
 from ..asgi import create_app
@@ -31,10 +32,11 @@ from ..asgi.identity import Viewer
 from ..asgi.login import LoginLinks
 from ..asgi.logs import failed
 from ..asgi.service import Inbox
-from ..errors import HitlGuardError, UnavailableError
+from ..errors import HitlGuardError, PausedError, UnavailableError
 from ..guard import Guard
 from ..keyring import Keyring
 from ..keys import Key
+from ..lifecycle.refusals import DEFAULT_DENIAL
 from ..lifecycle.settings import Settings
 from ..lifecycle.threads import offload
 from ..models import Principal
@@ -75,6 +77,8 @@ CLEO = Principal("cleo", roles=("support-lead",))
 EVERY_S = 0.5
 """How often the demo looks whether somebody has decided, in seconds."""
 
+PAUSED = "waits: an operator paused it; it goes on when that is resumed"
+
 KEPT = 100
 """How many of the latest runs and refunds the page shows, and how many runs may wait at once."""
 
@@ -83,7 +87,7 @@ class Demo:
     """The whole demo as one app.
 
     Attributes:
-        app: Serve it. ran: What the agent's tools really did, the latest.
+        app: Serve it. inbox: What is mounted at ``/``. ran: What the agent's tools really did, the latest.
     """
 
     def __init__(self, folder: Path, origin: str) -> None:
@@ -102,7 +106,7 @@ class Demo:
         self.agent = Agent("support-bot", model=_model, tools=self._tools(), guard=self.guard)
         self.links = LoginLinks(self.guard, home="/demo/")
         inbox = create_app(self.guard, authenticate=self.links, agents=[self.agent], origins=[origin])
-        self._inbox: Inbox = inbox.state.inbox
+        self.inbox: Inbox = inbox.state.inbox
         self._runs: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._stuck: deque[str] = deque(maxlen=KEPT)
         self.app = Starlette(
@@ -143,33 +147,37 @@ class Demo:
     # -- the requester's page ------------------------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
-        viewer = await self._inbox.viewer(request)
+        viewer = await self.inbox.viewer(request)
         if viewer is None:
             return RedirectResponse("/", status_code=303)
         return self._shown(request, viewer)
 
-    def _shown(self, request: Request, viewer: Viewer, error: str | None = None) -> Response:
+    def _shown(
+        self, request: Request, viewer: Viewer, error: str | None = None, *, order: str = "A-17", amount: str = "82.00"
+    ) -> Response:
         html = _TEMPLATES.get_template("demo.html").render(
-            asks=viewer.principal.id == ANA.id, error=error, ran=[escape(text) for text in self.ran],
-            runs=[{name: escape(str(text)) for name, text in run.items()} for run in reversed(self._runs)],
-            token=self._inbox.sessions.token(request, viewer), who=escape(viewer.display),
+            amount=amount, asks=viewer.principal.id == ANA.id, error=error, order=order,
+            ran=[escape(text) for text in self.ran],
+            runs=[{name: escape(_line(str(text))) for name, text in run.items()} for run in reversed(self._runs)],
+            token=self.inbox.sessions.token(request, viewer), who=escape(viewer.display),
         )
         return HTMLResponse(html, status_code=200 if error is None else 422)
 
     async def _ask(self, request: Request) -> Response:
-        viewer = await self._inbox.viewer(request)
+        viewer = await self.inbox.viewer(request)
         if viewer is None or viewer.principal.id != ANA.id:
             return RedirectResponse("/", status_code=303)
         given = parse_qs((await read_body(request.receive, limit=10_000)).decode("utf-8", "replace"))
         form = {name: values[0] for name, values in given.items()}
-        await self._inbox.sessions.check(request, viewer, form)
+        await self.inbox.sessions.check(request, viewer, form)
         order, amount = form.get("order", ""), form.get("amount", "")
-        if not re.fullmatch(r"[\w-]{1,20}", order) or not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{2})?", amount):
-            return self._shown(request, viewer, "Give an order like A-17 and an amount like 82.00.")
+        shown = partial(self._shown, request, viewer, order=order, amount=amount)
+        if not re.fullmatch(r"[\w-]{1,20}", order) or not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,2})?", amount):
+            return shown("Give an order like A-17 and an amount like 82.00.")
         try:
             result = await self.agent.generate(f"Refund {amount} for order {order}.", user=ANA)
         except HitlGuardError as error:
-            return self._shown(request, viewer, f"The agent was refused: {error}")
+            return shown(f"The agent was refused: {error}")
         self._runs.append({"asked": f"{amount} for {order}", "run": result.run_id, "state": _state(result)})
         return RedirectResponse("/demo/", status_code=303)
 
@@ -184,7 +192,7 @@ class Demo:
             watcher.cancel()
             with suppress(asyncio.CancelledError):
                 await watcher
-            await self._inbox.close()
+            await self.inbox.close()
             await offload(self.guard.close)
 
     async def _watch(self) -> None:
@@ -203,8 +211,10 @@ class Demo:
     async def _look_after(self, run: SuspendedRun) -> None:
         """Go on with a run that was decided. One that cannot go on is told once, and left alone from then on."""
         try:
-            if await offload(partial(self._has_decided, run)):
+            if await offload(partial(self._can_go_on, run)):
                 await self._go_on(run.run_id)
+        except PausedError:
+            self._say(run.run_id, PAUSED)
         except UnavailableError as error:
             failed("A run of the demo could not go on yet", error, run=run.run_id)
         except Exception as error:  # noqa: BLE001  the other runs go on; this one's page and the log say what it was
@@ -212,8 +222,12 @@ class Demo:
             self._stuck.append(run.run_id)
             self._say(run.run_id, f"failed: {type(error).__name__}")
 
-    def _has_decided(self, run: SuspendedRun) -> bool:
-        return any(self.guard.get(call.pause_id).state != "pending" for call in run.tool_calls)
+    def _can_go_on(self, run: SuspendedRun) -> bool:
+        """Whether somebody has decided about a run. Raises `PausedError` while it must wait all the same."""
+        if all(self.guard.get(call.pause_id).state == "pending" for call in run.tool_calls):
+            return False
+        self.guard.control().check(tool="refund", agent=self.agent.id, policy_version=self.guard.policy_version)
+        return True
 
     async def _go_on(self, run_id: str) -> None:
         result = await self.agent.continue_generate(run_id, user=ANA)
@@ -225,8 +239,36 @@ class Demo:
                 run["state"] = state
 
 
+_NOT_RUN = {
+    "limit-exceeded": "not asked: too many requests wait", "paused": "not asked: an operator paused it",
+    "revoked": "withdrawn",
+}
+
+
 def _state(result: AgentResult) -> str:
-    return f"{result.status}: {result.text}" if result.text else result.status
+    """Return what became of the refund of a run."""
+    if result.status == "suspended":
+        return "waits for a decision"
+    ended = [event for event in result.tool_results if event["payload"]["toolName"] == "refund"]
+    if not ended:
+        return f"ended without a refund: {result.text or result.status}"
+    payload = ended[-1]["payload"]
+    if ended[-1]["type"] == "tool-result":
+        return str(payload["result"])
+    if ended[-1]["type"] == "tool-error":
+        code = payload["error"].get("code")
+        return _NOT_RUN.get(code, f"not run: {code}")
+    reason = payload["approval"]["reason"]
+    if reason == EXPIRED:
+        return "expired: it was not decided, or did not run, in time"
+    # Of a call that was put to nobody there is no request: somebody has muted such calls.
+    denied = "denied" if "approvalId" in payload["approval"] else "denied without asking, since somebody muted it"
+    return denied if reason == DEFAULT_DENIAL else f"{denied}: {reason}"
+
+
+def _line(text: str) -> str:
+    """Return text as one line."""
+    return " ".join(text.split())
 
 
 async def _model(messages: list[dict[str, Any]], _tools: Any, _settings: Any) -> dict[str, Any]:

@@ -6,11 +6,19 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from .. import audit, fingerprint, signing
-from ..errors import ConfigurationError, InvalidApprovalError, InvalidSignatureError, StoreRolledBackError
+from ..errors import (
+    ConfigurationError,
+    InvalidApprovalError,
+    InvalidSignatureError,
+    KeyRevokedError,
+    StoreRolledBackError,
+)
 from ..models import ApprovalRequest, check_optional, check_text
 from ..rows import Draft, EventRow, RequestRow
-from ..store.base import Append, Wanted
+from ..signing import Examiner
+from ..store.base import Append, Unlist, Wanted
 from . import floods
+from . import record as records
 from .ask import ending
 from .desk import Desk
 from .record import Record, to_request
@@ -121,22 +129,56 @@ def _cursor(text: str | None) -> tuple[int, str] | None:
     return int(position), request_id
 
 
-def sweep(desk: Desk, *, limit: int) -> int:
-    """Write down what reads as over already: expired requests, and claims whose worker never reported (in doubt)."""
-    now, done = desk.store.now(), 0
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep did.
+
+    Attributes:
+        overdue: How many requests it recorded as expired or in doubt.
+        void: How many it took off the list of open requests, since a revoked key or an earlier restore epoch signed
+            them. They stay stored, and `audit verify` reads them.
+    """
+
+    overdue: int
+    void: int
+
+
+def sweep(desk: Desk, *, limit: int) -> Swept:
+    """Write down what reads as over already (expired requests, claims whose worker never reported), and take off the
+    list what is void. What is damaged stays there, for somebody to find out why.
+    """
+    now, overdue, void = desk.store.now(), 0, 0
+    examiner = Examiner(desk.signer.keyring)
     after: tuple[int, str] | None = None
-    while done < limit and (rows := desk.store.open_requests(tenant=None, limit=MAX_PAGE, after=after)):
+    while overdue + void < limit and (rows := desk.store.open_requests(tenant=None, limit=MAX_PAGE, after=after)):
         last = rows[-1][0], rows[-1][1].id
         if after is not None and last <= after:
             break  # an edited list would come again for ever
         after = last
-        for _, row, events in rows:
-            if done >= limit:
+        for place, row, events in rows:
+            if overdue + void >= limit:
                 break
             found = verified(desk, row, events, now)
-            if isinstance(found, Record) and found.state != found.stored_state:
-                done += desk.store.write([_overdue(found, now)], desk.sealer) is not None
-    return done
+            if isinstance(found, Damaged):
+                if _is_void(desk, examiner, row, events, now):
+                    void += desk.store.write([Unlist(row.id, place, now)], desk.sealer) is not None
+            elif found.state != found.stored_state:
+                overdue += desk.store.write([_overdue(found, now)], desk.sealer) is not None
+    return Swept(overdue, void)
+
+
+def _is_void(desk: Desk, examiner: Examiner, row: RequestRow, events: Sequence[EventRow], now: int) -> bool:
+    """Whether a request that does not verify is what was signed all the same: by a key that was revoked since, or in an
+    earlier restore epoch. (Of what a destroyed key signed nobody can say more than that.)
+    """
+    try:
+        records.verify(row, events, signer=examiner, sealer=audit.Sealer(examiner), now=now, any_earlier_epoch=True)
+    except KeyRevokedError:
+        return True
+    except (InvalidSignatureError, InvalidApprovalError, StoreRolledBackError):
+        return False
+    # Judged once more: the keys may have been loaded anew in between, and then it may count.
+    return isinstance(verified(desk, row, events, now), Damaged)
 
 
 def _overdue(record: Record, now: int) -> Append:

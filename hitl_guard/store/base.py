@@ -29,8 +29,8 @@ from ..rows import (
 __all__ = [
     "CONTROL_PREFIX", "AddRequest", "AddSegment", "Append", "ControlRow", "CredentialRow", "CredentialStep", "Draft",
     "DropCredential", "DropRun", "DropThread", "EventRow", "Found", "Link", "Loaded", "Place", "PutCredential",
-    "PutRun", "RequestRow", "RunNode", "RunRow", "RunStep", "Seal", "Segment", "SetControl", "Step", "Store", "Wanted",
-    "Written", "control_record",
+    "PutRun", "RequestRow", "RunNode", "RunRow", "RunStep", "Seal", "Segment", "SetControl", "Step", "Store", "Unlist",
+    "Wanted", "Written", "control_record",
 ]
 
 
@@ -92,6 +92,19 @@ class SetControl:
 
 
 @dataclass(slots=True)
+class Unlist:
+    """Take a request that nobody can use any more off the list of open requests, without an event: no list has it then.
+
+    Attributes:
+        listed_until: Where it must stand in the list. at: The time of this, epoch milliseconds.
+    """
+
+    request_id: str
+    listed_until: int
+    at: int
+
+
+@dataclass(slots=True)
 class PutRun:
     """Replace the suspended run of version ``row.version - 1`` (insert it for version 1), and all nodes of its tree."""
 
@@ -146,7 +159,7 @@ class DropCredential:
 
 CredentialStep = PutCredential | DropCredential
 
-Step = AddRequest | Append | SetControl | RunStep | CredentialStep
+Step = AddRequest | Append | SetControl | Unlist | RunStep | CredentialStep
 
 
 @dataclass(slots=True)

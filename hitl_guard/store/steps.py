@@ -8,12 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from ..rows import EventRow, Seal
-from . import hot, values
+from . import hot, schema, values
 from .anchors import Chain
-from .base import AddRequest, Append, DropCredential, PutCredential, SetControl, Step, Written
+from .base import AddRequest, Append, DropCredential, PutCredential, SetControl, Step, Unlist, Written
 from .credentials import CredentialSteps
 from .dialects.base import Dialect, Look
 from .runs import RunSteps
+
+_PLACE = "listed_until = :listed_until AND request_id = :request_id"
+_LISTED = f"SELECT request_id FROM {hot.OPEN} WHERE {_PLACE}"
+_TAKE_OFF = f"UPDATE {hot.OPEN} SET listed_until = {schema.ENDED_UNSEEN} - :at WHERE {_PLACE}"
 
 
 class Steps:
@@ -33,6 +37,7 @@ class Steps:
         self._runs = RunSteps(dialect)
         self._credentials = CredentialSteps(dialect)
         self._mac, self._envelope, self._control_body = map(statement, (hot.LAST, hot.ENVELOPE, hot.CONTROL_BODY))
+        self._take_off, self._listed = statement(_TAKE_OFF), statement(_LISTED)
 
     def run(self, raw: Any, chain: Chain, steps: Sequence[Step], seal: Seal, limit: int | None) -> Written | None:
         """Execute the steps in order. None as soon as one finds its demand unmet, or when it is ``limit`` or later."""
@@ -51,6 +56,8 @@ class Steps:
                 done, now = self._add(raw, step)
             elif isinstance(step, SetControl):
                 done, now = self._set(raw, step), None
+            elif isinstance(step, Unlist):
+                done, now = self._dialect.change(raw, self._take_off, _place(step) | {"at": step.at}) == 1, None
             elif isinstance(step, (PutCredential, DropCredential)):
                 done, now = self._credentials.run(raw, step), None
             else:
@@ -88,6 +95,8 @@ class Steps:
             if isinstance(step, SetControl):
                 tenant = values.tenant_digest(step.row.tenant)
                 return [(self._control_body, {"tenant_digest": tenant}, step.row.body)]
+            if isinstance(step, Unlist):
+                return [(self._listed, _place(step), None)]
         return self._runs.evidence(steps, written.mark)
 
     def _append(self, raw: Any, step: Append, row: EventRow) -> tuple[bool, int | None]:
@@ -125,6 +134,10 @@ class Steps:
         }
         text = self._first_control if row.version == 1 else self._next_control
         return self._dialect.change(raw, text, parameters) == 1
+
+
+def _place(step: Unlist) -> dict[str, Any]:
+    return {"listed_until": step.listed_until, "request_id": values.pack(step.request_id)}
 
 
 def _following(step: Append, rows: Sequence[EventRow]) -> Append:

@@ -10,11 +10,12 @@ import pytest
 from hitl_guard.errors import ApprovalDeniedError, PausedError
 from hitl_guard.keyring import Keyring
 from hitl_guard.models import ApprovalRequest
-from tests.cli.site import Site, refusal, site
+from tests.cli.site import POLICY, Site, refusal, site
 
 __all__ = ["site"]
 
 OPERATOR = ("--role", "operator")
+GLOBAL = ("--role", "global-operator")
 
 
 def shown(site: Site, *options: str) -> dict[str, Any]:
@@ -92,11 +93,101 @@ def test_after_a_restore_everything_is_paused_until_an_operator_resumes(site: Si
     site.write_keys(Keyring(Keyring.from_file(site.keys).keys, epoch=2))
 
     before, text = shown(site), site.run("control", "show").stdout
-    site.run("control", "resume", *OPERATOR)
+    resumed = site.run("control", "resume", *OPERATOR).stdout
 
     assert (before["restored"], before["pauses"]) == (True, [{"kind": "tool", "name": "wire"}])
     assert "another restore epoch" in text
+    assert "Single pauses and the policy in force stay as they were." in text
+    assert "tool wire is paused" in text.splitlines()
     assert (shown(site)["restored"], shown(site)["pauses"]) == (False, before["pauses"])
+    assert resumed == "Resumed everything.\nStill paused: tool wire.\n"
+
+
+def test_after_a_restore_without_any_pause_nothing_says_that_no_pause_is_set(site: Site) -> None:
+    site.ask()
+    site.run("control", "pause", "--everywhere", *GLOBAL)
+    site.run("control", "resume", "--everywhere", *GLOBAL)
+    site.write_keys(Keyring(Keyring.from_file(site.keys).keys, epoch=2))
+
+    text = site.run("control", "show").stdout
+    one = site.run("control", "resume", *OPERATOR).stdout
+    both = site.run("control", "resume", "--everywhere", *GLOBAL).stdout
+
+    assert text.count("another restore epoch: everything is paused") == 2
+    assert "No pause is set" not in text
+    assert "anew" not in text
+    assert one == "Resumed everything.\nStill paused in all tenants: everything, until it is confirmed.\n"
+    assert both == "Resumed everything in all tenants.\n"
+    assert "No pause is set." in site.run("control", "show").stdout
+
+
+def test_after_a_revocation_single_pauses_are_to_be_set_anew(site: Site) -> None:
+    site.run("control", "pause", "--tool", "wire", *OPERATOR)
+    (key,) = Keyring.from_file(site.keys).keys
+    site.run("keys", "revoke", key.id)
+
+    text = site.run("control", "show").stdout
+
+    assert "of a revoked key" in text
+    assert "set single pauses and the policy in force anew before that" in text
+    assert "wire" not in text
+
+
+def test_a_resumption_says_what_is_paused_still_and_whether_anything_changed(site: Site) -> None:
+    for options in (("--tool", "wire"), ("--agent", "bot\u202e"), ("--tool", "mail", "--everywhere")):
+        site.run("control", "pause", *options, *OPERATOR, *GLOBAL)
+
+    def resumed(*options: str) -> list[str]:
+        return site.run("control", "resume", *options, *OPERATOR, *GLOBAL).stdout.splitlines()
+
+    rest = ["Still paused: agent bot\\u202e, tool wire.", "Still paused in all tenants: tool mail."]
+    assert resumed() == ["Nothing changed: everything was not paused as a whole.", *rest]
+    assert resumed("--tool", "mail") == ["Nothing changed: the tool mail was not paused.", *rest]
+    assert resumed("--tool", "wire") == ["Resumed the tool wire.", "Still paused: agent bot\\u202e.", rest[1]]
+    assert resumed("--everywhere") == ["Nothing changed: everything in all tenants was not paused as a whole.", rest[1]]
+    assert resumed("--tool", "mail", "--everywhere") == ["Resumed the tool mail in all tenants."]
+    assert resumed("--agent", "bot\u202e") == ["Resumed the agent bot\\u202e."]
+
+
+PATTERN = POLICY.replace("tools: [refund]", 'tools: ["refund*"]')
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (("--tool", "refnud\u202e"), True),
+        (("--tool", "refnud\u202e", "--everywhere"), True),
+        (("--tool", "refund"), False),
+        (("--tool", "asked_for"), False),
+        (("--tool", "asked_for", "--tenant", "acme"), True),
+        (("--agent", "bot"), False),
+        ((), False),
+        (("--tool", "refnud", "--policy", "user-approval"), False),
+        (("--tool", "refnud", "--policy", "gone.yaml"), False),
+        (("--tool", "refund_all", "--policy", "pattern.yaml"), False),
+        (("--tool", "wired", "--policy", "pattern.yaml"), True),
+    ],
+)
+def test_a_pause_of_a_tool_that_nobody_knows_is_set_and_pointed_out(
+    site: Site, options: tuple[str, ...], warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(site.folder)
+    (site.folder / "pattern.yaml").write_text(PATTERN)
+    site.ask(site.call("asked_for"))
+
+    result = site.run("control", "pause", *options, *OPERATOR, *GLOBAL)
+
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Paused ")
+    assert (result.stderr != "") is warned
+    if warned:
+        assert result.stderr.startswith(f"No policy rule names a tool '{options[1]}'".replace("\u202e", "\\u202e"))
+
+
+def test_a_pause_without_a_policy_at_hand_says_nothing_of_its_tools(site: Site) -> None:
+    result = site.run("control", "pause", "--tool", "refnud", *OPERATOR, HITL_GUARD_POLICY=None)
+
+    assert (result.exit_code, result.stderr) == (0, "")
 
 
 def test_a_control_row_that_was_edited_is_refused(site: Site) -> None:

@@ -271,7 +271,40 @@ def test_a_control_row_that_was_put_back_fails(sound: Site) -> None:
     code, found = checks(sound)
 
     assert code == 1
-    assert lines(found, "control")[0][0] == "fail"
+    assert [status for status, _ in lines(found, "control")] == ["fail"]
+
+
+def test_a_control_row_that_does_not_verify_is_named_and_hides_no_other(sound: Site) -> None:
+    for tenant in ("aaa", "bbb", "ccc"):
+        sound.run("control", "pause", "--role", "operator", "--tenant", tenant)
+    sound.tamper("UPDATE hitl_guard_control SET body = ? WHERE tenant = ?", b"forged", b"bbb")
+
+    code, found = checks(sound)
+
+    told = {message.partition(":")[0]: status for status, message in lines(found, "control")}
+    assert code == 1
+    assert told == {"Tenant aaa": "warn", "Tenant bbb": "fail", "Tenant ccc": "warn"}
+
+
+@pytest.mark.parametrize(("tenant", "option"), [
+    ("acme", "--tenant acme"), ("x; touch pwned", "--tenant 'x; touch pwned'"), ("`id`'", "--tenant '`id`'\"'\"''"),
+    ("a\\b", "--tenant NAME"), ("a\nb\u202e", "--tenant NAME"),
+])
+def test_a_tenant_that_nobody_verified_runs_nothing_in_the_command_that_is_advised(
+    sound: Site, tenant: str, option: str
+) -> None:
+    sound.run("control", "pause", "--tenant", tenant, "--role", "operator")
+    sound.run("control", "pause", "--everywhere", "--role", "global-operator")
+    sound.write_keys(Keyring(Keyring.from_file(sound.keys).keys, epoch=2))
+
+    code, found = checks(sound)
+    text = sound.run("doctor").stdout
+
+    told = lines(found, "control")
+    assert (code, {status for status, _ in told}) == (1, {"fail"})
+    for wanted in (f"{option} --role operator", "--everywhere --role global-operator"):
+        assert any(f"`hitl-guard control resume {wanted}`." in message for _, message in told)
+        assert f"`hitl-guard control resume {wanted}`." in text
 
 
 def test_damaged_requests_fail_and_are_named(sound: Site) -> None:

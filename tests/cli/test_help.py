@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 
 import click
 import pytest
@@ -77,3 +78,9 @@ def test_wrong_usage_is_exit_code_two(arguments: list[str]) -> None:
 
     assert result.exit_code == 2
     assert result.stderr.startswith("Usage: hitl-guard")
+
+
+def test_the_version_is_the_installed_package_s() -> None:
+    result = CliRunner().invoke(main, ["--version"])
+
+    assert (result.exit_code, result.stdout) == (0, f"hitl-guard {metadata.version('hitl-guard')}\n")

@@ -62,7 +62,7 @@ def test_help_lists_every_command_without_importing_one() -> None:
     shown = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
 
     assert [name for name in COMMANDS if f"\n  {name} " not in shown] == []
-    assert shown.splitlines()[-1] == "['hitl_guard', 'hitl_guard.cli', 'hitl_guard.errors']"
+    assert shown.splitlines()[-1] == "['hitl_guard', 'hitl_guard.cli', 'hitl_guard.errors', 'hitl_guard.lazy']"
 
 
 def test_help_shows_the_line_of_each_command_in_order() -> None:

@@ -432,6 +432,88 @@ def test_the_command_line_itself_looks_nobody_up() -> None:
     assert Nobody().roles_of("default", "bob") is None
 
 
+# secrets
+
+LOGIN = {"type": "object", "properties": {
+    "user": {"type": "string"}, "password": {"type": "string", "format": "password"}, "pin": {"x-secret": True},
+}}
+
+
+def ask_to_log_in(site: Site) -> ApprovalRequest:
+    """Return a request with two secret arguments."""
+    guard = site.guard()
+
+    def mail(user: str, password: str, pin: str = "") -> None: ...
+
+    guard.tool(mail, name="mail", input_schema=LOGIN)
+    arguments = {"user": "ana", "password": "hunter2", "pin": "4711"}
+    return site.ask(site.call("mail", arguments), guard=guard)
+
+
+def revealed(site: Site) -> set[tuple[str, str]]:
+    """Return who saw which secrets, as the audit log has it."""
+    events = [event for chain in site.store.chains() for event in site.store.chain_events(chain, limit=1_000)]
+    told = [json.loads(event.body) for event in events if event.type == "argument:revealed"]
+    return {(one["by"], one["place"]) for one in told}
+
+
+def test_x21_a_secret_argument_is_masked_in_every_form(site: Site) -> None:
+    request = ask_to_log_in(site)
+
+    shown = site.run("requests", "show", request.id).stdout
+    one = json.loads(site.run("requests", "show", request.id, "--json").stdout)["request"]
+    (listed,) = json.loads(site.run("requests", "list", "--json").stdout)["requests"]
+    asked = site.run("requests", "approve", request.id, input="\n").stdout
+
+    assert '"password": "[masked]"' in shown
+    assert "complete but for what is masked" in shown
+    assert "\n  masked: /password\n  masked: /pin\n" in shown
+    assert one == listed == request_json(request)
+    assert one["arguments"] == {"password": "[masked]", "pin": "[masked]", "user": "ana"}
+    assert (one["canonical"], one["secrets"]) == (None, ["/password", "/pin"])
+    assert not [text for text in (shown, str(one), asked) if "hunter2" in text or "4711" in text]
+    assert site.guard().get(request.id).canonical == request.canonical
+
+
+def test_x21_a_secret_that_is_revealed_is_in_the_audit_log_first(site: Site) -> None:
+    request = ask_to_log_in(site)
+
+    shown = site.run("requests", "show", request.id, "--reveal", "/password", "--as", "carol").stdout
+    every = site.run("requests", "show", request.id, "--reveal", "/password", "--reveal", "/pin", "--json").stdout
+    wrong = site.run("requests", "show", request.id, "--reveal", "/user")
+    foreign = site.run("requests", "show", request.id, "--reveal", "/pin", "--tenant", "other")
+
+    assert '"password": "hunter2"' in shown
+    assert '"pin": "[masked]"' in shown
+    assert json.loads(every)["request"]["canonical"] == request.canonical.decode()
+    assert revealed(site) == {("carol", "/password"), ("bob", "/password"), ("bob", "/pin")}
+    assert (refusal(wrong), refusal(foreign)) == ("invalid-approval: unknown",) * 2
+    assert wrong.stdout == ""
+
+
+@pytest.mark.parametrize("options", [(), ("--fingerprint",)])
+def test_x21_an_edit_with_a_mask_in_place_of_a_secret_is_refused(site: Site, options: tuple[str, ...]) -> None:
+    request, file = ask_to_log_in(site), site.folder / "edit.json"
+    given = [*options, *[request.fingerprint for _ in options]]
+    file.write_text('{"user":"eve","password":"[masked]"}')
+
+    result = site.run("requests", "approve", request.id, "--edit", str(file), *given)
+
+    assert refusal(result) == "unsupported-value: masked"
+    assert site.get(request).state == "pending"
+
+
+def test_x21_an_edited_secret_is_masked_too(site: Site) -> None:
+    request, file = ask_to_log_in(site), site.folder / "edit.json"
+    file.write_text('{"user":"eve","password":"swordfish"}')
+
+    result = site.run("requests", "approve", request.id, "--edit", str(file), input=request.fingerprint[:8] + "\n")
+
+    assert result.exit_code == 0
+    assert "swordfish" not in result.output
+    assert '"user": "eve"' in result.stdout
+
+
 # edit
 
 
@@ -613,6 +695,29 @@ def test_a_sweep_writes_down_what_is_overdue(site: Site) -> None:
 
     assert (first.stdout, second.stdout) == ("Recorded 1 overdue request.\n", "Recorded 0 overdue requests.\n")
     assert [site.get(request).state for request in (overdue, waiting)] == ["expired", "pending"]
+
+
+def test_at45_after_a_revocation_a_sweep_takes_void_requests_off_and_the_doctor_is_content(site: Site) -> None:
+    for _ in range(2):
+        site.ask()
+    (key,) = Keyring.from_file(site.keys).keys
+    advice = site.run("keys", "revoke", key.id).stdout
+    site.run("control", "resume", "--role", "operator")
+    site.run("control", "resume", "--everywhere", "--role", "global-operator")
+    ill = site.run("doctor")
+
+    swept = site.run("requests", "sweep", HITL_GUARD_POLICY=None)
+
+    assert "`hitl-guard requests sweep`" in advice
+    assert "`hitl-guard requests sweep`" in ill.stdout
+    assert swept.stdout == (
+        "Recorded 0 overdue requests.\n"
+        "Took 2 void requests off the list: of a revoked key or an earlier restore epoch. "
+        "They stay stored; what is still wanted must be asked again.\n"
+    )
+    assert (ill.exit_code, site.run("doctor").exit_code) == (1, 0)
+    audit = site.run("audit", "verify")
+    assert (audit.exit_code, "of revoked keys: void" in audit.stdout) == (0, True)
 
 
 # The set-up

@@ -17,7 +17,7 @@ from sqlalchemy import event as listening
 from hitl_guard.errors import ConfigurationError, StoreUnavailableError
 from hitl_guard.rows import Draft, EventRow, RequestRow
 from hitl_guard.store import anchors, schema
-from hitl_guard.store.base import AddRequest, Append
+from hitl_guard.store.base import AddRequest, Append, Unlist
 from hitl_guard.store.sql import SQLStore
 from tests.contract.build import REFUSAL, RUN, added, approved, claim, digest, event, request, seal, set_control
 from tests.databases import Database
@@ -202,6 +202,49 @@ class TestEnded:
         assert all("USE TEMP B-TREE" not in plan for plan in plans)
         names = [plan.partition(f"INDEX {schema.open_requests.name}_")[2].partition(" ")[0] for plan in plans]
         assert names == ["tenant", "tenant", "run", "added"]
+
+
+class TestUnlisting:
+    """A request that nobody can use leaves the list without an event."""
+
+    def take_off(self, store: SQLStore, row: RequestRow) -> Any:
+        places = {found.id: place for place, found, _ in store.open_requests(tenant=None, limit=99)}
+        return store.write([Unlist(row.id, places.get(row.id, 1), 7)], seal)
+
+    def test_a_request_that_is_taken_off_is_in_no_list_and_stays_stored(self, store: SQLStore) -> None:
+        gone, left = asked(store), asked(store)
+
+        written = self.take_off(store, gone)
+
+        assert (written.events, written.now > 0) == ((), True)
+        assert [row.id for _, row, _ in store.open_requests(tenant=None, limit=9)] == [left.id]
+        assert ended(store) == []
+        assert store.load("tenant", request_id=gone.id).request == gone
+        assert store.count_open(
+            run=RUN, requester=ANA, desk=DESK, now=store.now(), limits=(9, 9, 9)
+        ) == (1, 1, 1)
+        assert [id_ for _, _, id_ in store.added_requests(0, limit=9)] == [left.id]
+
+    def test_it_is_taken_off_once_and_not_after_it_ended(self, store: SQLStore) -> None:
+        gone, over = asked(store), asked(store)
+        place = {row.id: place for place, row, _ in store.open_requests(tenant=None, limit=9)}[over.id]
+        end(store, over, 5)
+
+        assert self.take_off(store, gone) is not None
+        assert self.take_off(store, gone) is None
+        assert store.write([Unlist(over.id, place, 7)], seal) is None
+        assert ended(store) == [over.id]
+
+    def test_at61_a_lost_reply_to_commit_is_resolved_by_the_list(self, store: SQLStore, plan: dict[str, Any]) -> None:
+        gone, left = asked(store), asked(store)
+        plan.update(broken=True, applied=True)
+        assert self.take_off(store, gone) is not None
+
+        plan.update(broken=True, applied=False)
+        with pytest.raises(StoreUnavailableError):
+            self.take_off(store, left)
+
+        assert [row.id for _, row, _ in store.open_requests(tenant=None, limit=9)] == [left.id]
 
 
 class TestCounts:

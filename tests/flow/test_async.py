@@ -24,6 +24,7 @@ from hitl_guard.errors import (
 from hitl_guard.keyring import KEYS_VARIABLE
 from hitl_guard.lifecycle import running, threads
 from hitl_guard.lifecycle.running import current_permit
+from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.policy.core import Status
 from tests.support import ARGUMENTS, BOB, OPERATOR, POLICY, World, document
 
@@ -189,10 +190,11 @@ def test_it_is_made_of_a_guard_or_of_a_guards_arguments(
         "HITL_GUARD_POLICY": str(tmp_path / "policy.yaml"), KEYS_VARIABLE: world.keyring.dump().reveal().decode(),
         "HITL_GUARD_STORE": f"sqlite:///{tmp_path / 'approvals.db'}",
     }
-    read = AsyncGuard.from_env(environ)
+    read = AsyncGuard.from_env(environ, settings=Settings(operator_role="chief"))
     read.guard._desk.store.close()
 
     assert made.policy_version == read.policy_version == world.guard.policy_version
+    assert read.settings.operator_role == "chief"
     with pytest.raises(ConfigurationError, match="not both"):
         AsyncGuard(guard=world.guard, policy="denied")
     with pytest.raises(ConfigurationError):

@@ -480,7 +480,7 @@ def test_a_loosened_policy_lets_an_open_request_go_and_a_stricter_one_denies(wor
 
 
 @pytest.mark.parametrize(
-    "by", [ANA, Principal("ana@example.org", aliases=("ANA",)), BOB, OPERATOR], ids=lambda by: str(by.id)
+    "by", [ANA, Principal("ana@example.org", aliases=("ana",)), BOB, OPERATOR], ids=lambda by: str(by.id)
 )
 @pytest.mark.parametrize("approved", [False, True])
 def test_the_requester_an_approver_and_an_operator_may_withdraw_an_open_request(
@@ -508,8 +508,10 @@ def test_the_requester_an_approver_and_an_operator_may_withdraw_an_open_request(
         (Principal("dave", roles=("guest",)), "not-authorised", "role"),
         (Principal("bot", kind="service", roles=("lead",)), "not-authorised", "kind"),
         (Principal("dave", tenant="elsewhere", roles=("operator",)), "invalid-approval", "unknown"),
+        (Principal("dave", aliases=("ANA",)), "not-authorised", "self-approval"),
+        (Principal("dave", unverified_aliases=("ana",)), "not-authorised", "self-approval"),
     ],
-    ids=["no role", "a service", "another tenant"],
+    ids=["no role", "a service", "another tenant", "another spelling", "an unverified name"],
 )
 def test_nobody_else_may_withdraw_a_request(world: World, by: Principal, code: str, detail: str) -> None:
     request = world.guard.request(world.call("close_account"))
@@ -930,12 +932,13 @@ def test_a_guard_is_made_from_the_environment(tmp_path: Path, monkeypatch: pytes
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
 
-    guards = [Guard.from_env(), Guard.from_env(environ)]
+    guards = [Guard.from_env(), Guard.from_env(environ, settings=Settings(operator_role="chief"))]
 
     for guard in guards:
         guard.selftest()
         guard._desk.store.close()
     assert guards[0].policy_version == guards[1].policy_version
+    assert [guard.settings.operator_role for guard in guards] == ["operator", "chief"]
     assert repr(guards[0]) == f"<Guard policy={guards[0].policy_version[:12]}>"
 
 

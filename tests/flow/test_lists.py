@@ -9,14 +9,15 @@ import pytest
 
 from hitl_guard import clock
 from hitl_guard.errors import ConfigurationError
-from hitl_guard.keyring import revoked
-from hitl_guard.lifecycle import settle
+from hitl_guard.keyring import Key, Keyring, revoked
+from hitl_guard.lifecycle import ledger, listing, settle
 from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.models import Principal
 from tests.support import BOB, OPERATOR, POLICY, World, document, until
 from tests.threats.attacker import OPEN, REQUESTS, Attacker, flipped
 
 DAY = 86_400_000
+LISTED = ("pending", "approved", "executing", "in_doubt")
 
 
 def ids(page: Any) -> list[str]:
@@ -296,6 +297,141 @@ def test_a_sweep_passes_over_what_it_cannot_verify(attacked: tuple[World, Attack
     attacker.set(REQUESTS, {"arguments": b"{}"}, id=requests[0].id.encode())
 
     assert node.guard.sweep() == 2
+
+
+# -- what is void -----------------------------------------------------------------------------------------------------
+
+
+def void_rings(keyring: Keyring) -> dict[str, Keyring]:
+    """Return rings under which nothing counts that the ring's one key has signed so far."""
+    (key,) = keyring.keys
+    spare = Key.generate(clock.epoch_ms() - 3_600_000)
+    gone = Key(key.id, None, activates_at=key.activates_at, state="destroyed")
+    return {
+        "revoked": Keyring([key.changed(state="compromised"), spare]), "destroyed": Keyring([gone, spare]),
+        "restored": Keyring([key], epoch=2),
+    }
+
+
+@pytest.mark.parametrize("why", ["revoked", "destroyed", "restored"])
+def test_at45_at63_a_sweep_takes_void_requests_off_the_list_and_leaves_them_stored(
+    make_world: Callable[..., World], why: str
+) -> None:
+    world = make_world()
+    pending = world.guard.request(world.call())
+    world.grant(world.call())
+    call, _ = world.grant(world.call())
+    world.guard.authorize(call)
+    world.guard.request(world.call(tenant="b"))
+    node = world.another(keyring=void_rings(world.keyring)[why])
+    node.confirm()
+    fresh = node.guard.request(node.call())
+    assert len(node.guard.pending(tenant=None, states=LISTED).damaged) == 4
+
+    assert [node.guard.sweep(), node.guard.sweep()] == [4, 0]
+
+    left = node.guard.pending(tenant=None, states=LISTED)
+    assert (ids(left), left.damaged) == ([fresh.id], ())
+    ended = node.guard.ended(tenant="default")
+    assert (ids(ended), ended.damaged) == ([], ())
+    report = ledger.verify(node.guard._desk)
+    assert (report.requests, report.findings) == (5, ())
+    assert len([one for one in report.void if one.where.startswith("request ")]) == (0 if why == "restored" else 4)
+    again = node.guard.request(node.call(call_id=pending.call_id))  # it is asked anew, and listed
+    assert again.id != pending.id
+    assert set(ids(node.guard.pending())) == {fresh.id, again.id}
+
+
+def test_at45_a_request_with_only_a_vote_of_a_revoked_key_is_void_too(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    (old,) = world.keyring.keys
+    spare = Key.generate(clock.epoch_ms() - 3_600_000)
+    request = world.another(keyring=Keyring([spare])).guard.request(world.call("wire"))
+    both = world.another(keyring=Keyring([old.changed(activates_at=spare.activates_at + 1), spare]))
+    both.approve(request)
+    node = world.another(keyring=Keyring([old.changed(state="compromised"), spare]))
+
+    assert node.guard.sweep() == 1
+    assert node.guard.pending().damaged == ()
+
+
+def test_a_sweep_of_void_requests_does_no_more_than_it_was_told(world: World) -> None:
+    for _ in range(3):
+        world.guard.request(world.call())
+    node = world.another(keyring=void_rings(world.keyring)["revoked"])
+
+    assert [node.guard.sweep(limit=limit) for limit in (0, 2, 2, 2)] == [0, 2, 1, 0]
+
+
+def test_a_sweep_tells_overdue_requests_from_void_ones(world: World) -> None:
+    world.guard.request(world.call())
+    node = world.another(keyring=void_rings(world.keyring)["revoked"], settings=Settings(decide_within=1))
+    node.confirm()
+    late = node.guard.request(node.call())
+    until(node.store, late.decide_by)
+
+    assert listing.sweep(node.guard._desk, limit=9) == listing.Swept(overdue=1, void=1)
+
+
+@pytest.mark.parametrize("why", ["revoked", "restored"])
+def test_a_sweep_leaves_what_was_edited_without_the_key_on_the_list(
+    attacked: tuple[World, Attacker], why: str
+) -> None:
+    world, attacker = attacked
+    bad, void = world.guard.request(world.call()), world.guard.request(world.call())
+    attacker.set(REQUESTS, {"arguments": b"{}"}, id=bad.id.encode())
+    node = world.another(keyring=void_rings(world.keyring)[why])
+
+    assert node.guard.sweep() == 1
+    assert [one.request_id for one in node.guard.pending().damaged] == [bad.id]
+    assert bad.id != void.id
+
+
+@pytest.mark.parametrize("newer", ["epoch", "key"])
+def test_a_node_whose_keys_are_older_takes_nothing_off_the_list(world: World, newer: str) -> None:
+    spare = Key.generate(clock.epoch_ms() - 3_600_000)
+    rings = {"epoch": Keyring(world.keyring.keys, epoch=2), "key": Keyring([spare])}
+    other = world.another(keyring=rings[newer])
+    request = other.guard.request(other.call())
+
+    assert world.guard.sweep() == 0
+    assert [one.request_id for one in world.guard.pending().damaged] == [request.id]
+
+
+def test_what_counts_again_under_keys_that_were_loaded_meanwhile_stays_on_the_list(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = world.guard.request(world.call())
+    real, asked = listing.verified, list[str]()
+
+    def outdated_at_first(*arguments: Any) -> Any:
+        asked.append("")
+        return listing.Damaged(request.id, "key-unknown", None) if len(asked) == 1 else real(*arguments)
+
+    monkeypatch.setattr(listing, "verified", outdated_at_first)
+
+    assert world.guard.sweep() == 0
+    assert ids(world.guard.pending()) == [request.id]
+
+
+def test_a_void_request_that_another_sweep_took_off_the_list_is_not_counted_again(world: World) -> None:
+    world.guard.request(world.call())
+    rows = world.store.open_requests(tenant=None, limit=500)
+
+    class Stale:
+        """A store whose list is as old as the rows above."""
+
+        def open_requests(self, *, after: Any = None, **options: Any) -> Any:
+            return rows if after is None else []
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.store, name)
+
+    store: Any = Stale()
+    ring = void_rings(world.keyring)["revoked"]
+    assert world.another(keyring=ring).guard.sweep() == 1
+
+    assert world.another(keyring=ring, store=store).guard.sweep() == 0
 
 
 def test_a_call_that_was_swept_into_doubt_is_resolved_by_an_operator(world: World) -> None:

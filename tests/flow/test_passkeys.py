@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from hitl_guard import AsyncGuard, Guard, signing
 from hitl_guard.cli import main
 from hitl_guard.cli._common import Setup
-from hitl_guard.errors import ConfigurationError, DecisionError, HitlGuardError
+from hitl_guard.errors import ConfigurationError, DecisionError, HitlGuardError, StoreRolledBackError
 from hitl_guard.keyring import Key, Keyring
 from hitl_guard.lifecycle import ask, assertions, editing, enrolment, ledger, passkeys
 from hitl_guard.lifecycle.assertions import MAX_PART
@@ -199,6 +199,30 @@ def test_x10_a_mute_comes_with_the_denial_that_was_signed(scene: Scene) -> None:
             scene.decide(request, evidence, approve=False, mute=other)
 
     assert scene.decide(request, evidence, approve=False, mute=60_000).evidence == "passkey"
+
+
+def test_x10_a_mute_needs_the_passkey_that_a_plain_denial_does_not(scene: Scene) -> None:
+    request = scene.asked()
+    with scene.refused():
+        scene.decide(request, None, approve=False, mute=60_000)
+    assert (scene.world.state(request), scene.guard.control().mutes) == ("pending", ())
+
+    evidence = scene.answer(scene.challenge(request, approve=False, mute=60_000))
+    scene.decide(request, evidence, approve=False, mute=60_000)
+
+    assert [mute.by for mute in scene.guard.control().mutes] == ["bob"]
+    with scene.world.refused("denied", "muted"):
+        scene.asked()
+    assert scene.decide(scene.asked("merge"), None, approve=False).state == "denied"
+
+
+def test_x10_a_mute_without_a_passkey_does_not_reach_what_a_rule_demands_one_for(scene: Scene) -> None:
+    call, plain = scene.world.call, scene.another(policy="user-approval")
+    plain.decide(plain.guard.request(call("wire")), None, approve=False, mute=60_000)
+
+    with plain.world.refused("denied", "muted"):
+        plain.guard.request(call("wire"))
+    assert scene.guard.request(call("wire")).state == "pending"
 
 
 def test_x10_the_same_decision_again_is_no_second_one(scene: Scene) -> None:
@@ -1038,6 +1062,51 @@ def test_x10_a_removed_passkey_that_is_put_back_proves_nothing(scene: Scene) -> 
     assert scene.findings() == [("passkey", "store-rolled-back")]
 
 
+@pytest.mark.parametrize("known", ["it removed it", "it met it"])
+def test_x10_a_removal_that_the_store_lost_is_noticed_by_whoever_knows_of_it(scene: Scene, known: str) -> None:
+    request = scene.asked()
+    evidence = scene.answer(scene.challenge(request))
+    (row,) = [row for row in scene.rows() if row[0] == key_of(scene.bob.id)]
+    node, stranger = (scene.another() for _ in range(2))
+    scene.guard.remove_passkey(b64(scene.bob.id), by=OPERATOR, owner="bob")
+    scene.database.execute(
+        "INSERT INTO hitl_guard_credentials (credential, owner, body) VALUES (:a, :b, :c)",
+        dict(zip("abc", row, strict=True)),
+    )
+    if known == "it met it":
+        assert node.guard.passkeys(BOB) == ()
+    scene.decide(scene.asked("mail"), None, CAROL, approve=False)  # a later event of the same chain
+    scene.database.execute("DELETE FROM hitl_guard_events WHERE type = :type", {"type": b"credential:removed"})
+
+    knowing = scene if known == "it removed it" else node
+
+    for _ in range(2):
+        with pytest.raises(StoreRolledBackError) as caught:
+            knowing.decide(request, evidence)
+        assert caught.value.detail == "memory"
+    with pytest.raises(StoreRolledBackError):
+        knowing.guard.passkeys(BOB)
+    assert knowing.world.state(request) == "pending"
+    assert scene.findings() == [("chain", "gap")]
+    assert [one.id for one in stranger.guard.passkeys(BOB)] == [b64(scene.bob.id)]
+
+
+def test_x10_a_removal_while_passkeys_are_read_is_no_loss(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, id_ = scene.guard._desk.store.credentials, b64(scene.bob.id)
+
+    def overtaken(**chosen: Any) -> Any:
+        rows = read(**chosen)
+        with monkeypatch.context() as honest:
+            honest.setattr(scene.guard._desk.store, "credentials", read)
+            scene.guard.remove_passkey(id_, by=OPERATOR, owner="bob")
+        return rows
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.guard._desk.store, "credentials", overtaken)
+        assert [one.id for one in scene.guard.passkeys(BOB)] == [id_]
+    assert scene.guard.passkeys(BOB) == ()
+
+
 def test_x10_a_deleted_row_and_deleted_events_are_findings(scene: Scene) -> None:
     scene.database.execute("DELETE FROM hitl_guard_credentials WHERE credential = :key", {"key": key_of(scene.bob.id)})
     assert scene.findings() == [("passkey", "missing")]
@@ -1196,6 +1265,11 @@ def test_x10_without_passkeys_nothing_asks_for_the_library(world: World) -> None
 def test_x10_a_relying_party_that_no_browser_would_take_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         Settings(**settings)
+
+
+def test_x10_one_origin_is_a_list_too() -> None:
+    with pytest.raises(ConfigurationError, match=r"is a list .*\['https://"):
+        Settings(rp_id=RP, rp_origins=ORIGIN)  # type: ignore[arg-type]
 
 
 def test_x10_localhost_may_do_without_https() -> None:
