@@ -277,6 +277,7 @@ class ApprovalRequest:
             (see `lifecycle.rights`).
         definition: What the model was told about the tool, or None; its schema says which arguments are secret.
         approvals: For each of ``requirements``, how many people's approvals count for it so far.
+        voters: Every name of those who decided, folded likewise: none of them decides again.
     """
 
     id: str
@@ -307,6 +308,12 @@ class ApprovalRequest:
     agent_names: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     definition: ToolDefinition | None = field(default=None, repr=False, compare=False)
     approvals: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    voters: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+
+    @property
+    def input_schema(self) -> Mapping[str, Any] | None:
+        """The JSON Schema of the arguments that the model was told, or None."""
+        return None if self.definition is None else self.definition.input_schema
 
     @property
     def arguments(self) -> dict[str, Any]:

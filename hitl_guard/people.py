@@ -240,8 +240,14 @@ class People:
         self._desk.change_control(EVERYWHERE if everywhere else by.tenant, change, by=by.id, reason=reason)
 
     def sweep(self, *, limit: int = 1000) -> int:
-        """Record what is overdue (expired requests, calls without a receipt) as events; return how many."""
-        return sweep(self._desk, limit=limit)
+        """Record what is overdue (expired requests, calls without a receipt) as events, and take off the list of open
+        requests what is void (signed with a key that was revoked since, or before the restore epoch was raised).
+
+        Returns:
+            How many requests that concerned, ``limit`` at most.
+        """
+        swept = sweep(self._desk, limit=limit)
+        return swept.overdue + swept.void
 
     def _people(self, action: Callable[[], T], by: object, request_id: object) -> T:
         tenant = by.tenant if isinstance(by, Principal) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,6 +57,8 @@ CAROL = Principal("carol")
 OPERATOR = Principal("olga", roles=("operator",))
 GLOBAL = Principal("gina", roles=("global-operator",))
 ARGUMENTS: dict[str, Any] = {"order": "A-17", "amount": 82}
+WAIT_S = 20
+"""How long anything is waited for that must come, in seconds."""
 
 
 def ring(*, age: int = 3_600_000) -> Keyring:
@@ -152,6 +155,13 @@ class World:
         assert (caught.value.code, detail or caught.value.detail) == (code, caught.value.detail)
         assert len(self.effects) == ran
         assert [event["code"] for place, event in self._trail(kind).items() if place not in before] == [code]
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Return once something holds. Whatever else goes on here goes on meanwhile; it fails after `WAIT_S`."""
+    async with asyncio.timeout(WAIT_S):
+        while not holds():
+            await asyncio.sleep(0)
 
 
 def until(store: SQLStore, moment: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codeop
 import os
 from pathlib import Path
 
@@ -39,6 +40,7 @@ cd inner
 export HITL_GUARD_EXAMPLE=exported
 ```
 ```python
+import codeop
 import os
 assert (word, os.environ["HITL_GUARD_EXAMPLE"], os.path.basename(os.getcwd())) == ("kept", "exported", "inner")
 ```
@@ -87,3 +89,18 @@ def test_a_link_to_nothing_is_a_problem_but_code_is_not_a_link(tmp_path: Path, m
     found = list(problems(page))
 
     assert found == ["SECURITY.md: the link to gone.md leads nowhere"]
+
+
+def test_every_python_example_can_be_pasted_into_the_interpreter() -> None:
+    """Line by line: a blank line ends what is indented, and nothing else does."""
+    for block in blocks((ROOT / "README.md").read_text("utf-8")):
+        waiting: list[str] = []
+        for number, line in enumerate(block.text.splitlines() if block.language == "python" else (), start=block.line):
+            waiting.append(line)
+            try:
+                compiled = codeop.compile_command("\n".join(waiting))
+            except SyntaxError as error:
+                raise AssertionError(f"README.md, line {number}: {line!r} cannot be pasted there") from error
+            if compiled is not None:
+                waiting = []
+        assert "".join(waiting).strip() == "" or codeop.compile_command("\n".join([*waiting, ""])) is not None

@@ -31,6 +31,7 @@ FRAMEWORKS = {
     "alembic", "click", "fastapi", "flask", "jinja2", "langchain_core", "langgraph", "mcp", "openai", "psycopg",
     "pydantic_ai", "pymysql", "starlette", "uvicorn", "yaml",
 }
+SLEEPERS = {"anyio", "asyncio", "time", "trio"}
 MAX_LINES = 400
 ADR_PARTS = ["Context", "Options", "Decision", "Consequences"]
 
@@ -62,10 +63,15 @@ def lines_matching(pattern: re.Pattern[str]) -> list[str]:
 
 
 def ast_is_sleep(node: ast.AST) -> bool:
-    """Return whether ``node`` is ``time.sleep``, or imports it by name."""
+    """Return whether ``node`` waits for a fixed time, or imports by name what does.
+
+    ``asyncio.sleep(0)`` waits for nothing: it lets others go on.
+    """
     if isinstance(node, ast.ImportFrom):
-        return node.module == "time" and any(alias.name == "sleep" for alias in node.names)
-    return isinstance(node, ast.Attribute) and ast.unparse(node) == "time.sleep"
+        return node.module in SLEEPERS and any(alias.name == "sleep" for alias in node.names)
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("anyio.sleep", "asyncio.sleep"):
+        return [ast.unparse(one) for one in (*node.args, *(keyword.value for keyword in node.keywords))] != ["0"]
+    return isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.sleep", "trio.sleep")
 
 
 def modules(folder: str) -> list[Path]:
@@ -127,6 +133,16 @@ def test_no_test_sleeps() -> None:
     assert sleeps == []
 
 
+@pytest.mark.parametrize(("source", "sleeps"), [
+    ("time.sleep(1)", True), ("run(time.sleep)", True), ("from time import sleep", True),
+    ("from asyncio import sleep", True), ("asyncio.sleep(0.01)", True), ("asyncio.sleep(wait)", True),
+    ("asyncio.sleep(delay=1)", True), ("asyncio.sleep(0)", False), ("asyncio.sleep(delay=0)", False),
+    ("anyio.sleep(1)", True), ("from asyncio import timeout", False),
+])
+def test_a_sleep_is_found_in_every_spelling(source: str, sleeps: bool) -> None:
+    assert any(map(ast_is_sleep, ast.walk(ast.parse(source)))) is sleeps
+
+
 def test_the_public_names_are_exactly_those_of_the_design() -> None:
     assert sorted(hitl_guard.__all__) == sorted(PUBLIC)
     assert set(PUBLIC) <= set(dir(hitl_guard))
@@ -163,7 +179,9 @@ def loaded_after(statement: str) -> set[str]:
 def test_importing_the_package_loads_nothing_else_of_ours_and_nothing_of_others() -> None:
     new = loaded_after("import hitl_guard") - loaded_after("")
 
-    assert {name for name in new if name.split(".")[0] not in sys.stdlib_module_names} == {"hitl_guard"}
+    assert {name for name in new if name.split(".")[0] not in sys.stdlib_module_names} == {
+        "hitl_guard", "hitl_guard.lazy",
+    }
 
 
 def test_resolving_the_core_names_loads_no_framework() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from .. import canonical
 from ..errors import CanonicalizationError, DecisionError
@@ -47,12 +47,10 @@ _SIDES: dict[str, Any] = {"anyOf": [
     {"properties": {"approve": {"const": True}, "mute": {"type": "null"}, "respond": {"type": "null"}}},
     {"properties": {"approve": {"const": False}, "arguments": {"type": "null"}}},
 ]}
-_TARGETS: dict[str, dict[str, Any]] = {
+TARGETS: dict[str, dict[str, Any]] = {
     "agent": {"type": "string"}, "everything": {"const": True}, "tool": {"type": "string"},
 }
-_ONE_OF: dict[str, Any] = {
-    "oneOf": [{"required": [name], "properties": {name: schema}} for name, schema in _TARGETS.items()]
-}
+"""What may be paused, exactly one of them (`operators.Operators.pause` sees to that) → its schema."""
 
 
 class _Terms(Body):
@@ -113,19 +111,15 @@ class ResumeBody(Body):
 class PauseBody(Body):
     """What is paused or resumed: exactly one of a tool, an agent, or everything. Leaving all out means nothing."""
 
-    model_config = ConfigDict(json_schema_extra=_ONE_OF)
+    model_config = ConfigDict(json_schema_extra={
+        "oneOf": [{"required": [name], "properties": {name: schema}} for name, schema in TARGETS.items()]
+    })
 
     tool: Word | None = None
     agent: Word | None = None
     everything: bool = Field(False, description="Not one tool or agent, but all of them.")
     everywhere: bool = Field(False, description="In all tenants; for operators of all tenants.")
     reason: Reason | None = None
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if (self.tool is not None) + (self.agent is not None) + self.everything != 1:
-            raise ValueError("name exactly one of 'tool', 'agent' and 'everything'")
-        return self
 
     def target(self) -> dict[str, Any]:
         """Return what is meant, as the arguments of `service.Inbox.pause`."""

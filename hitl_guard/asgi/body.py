@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable
 
 import orjson
@@ -20,6 +21,12 @@ BODY_TIMEOUT_S = 60.0
 
 SMALL_BODY = 32_768
 """Bytes of a body that is parsed where the request is served; a larger one is parsed in a thread."""
+
+_JSON_TYPE = re.compile(
+    rb"[ \t]*application/(?:json|[a-z0-9!#$&^_.+-]+\+json)[ \t]*"
+    rb"(?:;[ \t]*(?:charset[ \t]*=[ \t]*(?:utf-?8|\"utf-?8\")[ \t]*)?)?",
+    re.IGNORECASE,
+)
 
 
 async def read_body(
@@ -84,16 +91,12 @@ def _too_large() -> CanonicalizationError:
 def is_json(headers: Headers) -> bool:
     """Whether a request says that its body is JSON in UTF-8, as it is: one ``content-type``, no ``content-encoding``.
 
-    Frameworks parse a body as JSON whatever its type is, and guess at UTF-16. So nothing else is let through.
+    Frameworks parse a body as JSON whatever its type is, guess at UTF-16, or decode it as the type's ``charset`` says,
+    each with its own idea of how that is spelled. So nothing else is let through: of parameters one plain ``charset``.
     """
     types = [value for name, value in headers if name.lower() == b"content-type"]
     encodings = {value.strip().lower() for name, value in headers if name.lower() == b"content-encoding"}
-    if len(types) != 1 or not encodings <= {b"", b"identity"}:
-        return False
-    kind, *parameters = (part.strip().lower() for part in types[0].split(b";"))
-    charsets = {part[8:].strip(b'" ') for part in parameters if part.startswith(b"charset=")}
-    json = kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
-    return json and charsets <= {b"utf-8", b"utf8"}
+    return len(types) == 1 and encodings <= {b"", b"identity"} and _JSON_TYPE.fullmatch(types[0]) is not None
 
 
 def strict_json(raw: bytes, limits: canonical.Limits) -> object:

@@ -59,7 +59,7 @@ class Endpoint:
     @property
     def name(self) -> str:
         """The operation's name."""
-        return self.handler.__name__.strip("_")
+        return self.handler.__name__
 
 
 async def _answered(make: Callable[[], Any]) -> Response:
@@ -270,7 +270,7 @@ ENDPOINTS = (
     Endpoint("GET", "/api/runs", list_runs, "List suspended runs", "Runs", query=_RUNS, statuses=(400, 403, 404)),
     Endpoint("POST", "/api/runs/{run_id}/resume", resume_run, "Go on with a run", "Result", bodies.ResumeBody,
              statuses=(*_CHANGE, 429, 502)),
-    Endpoint("GET", "/api/control", show_control, "Show pauses and mutes", "Control", statuses=(403,)),
+    Endpoint("GET", "/api/control", show_control, "Show pauses and mutes", "Control", statuses=(403, 409)),
     Endpoint("POST", "/api/control/pause", pause, "Pause", "Control", bodies.PauseBody, statuses=_CHANGE),
     Endpoint("POST", "/api/control/resume", unpause, "Resume", "Control", bodies.PauseBody, statuses=_CHANGE),
     Endpoint("POST", "/api/control/unmute", unmute, "Unmute", "Empty", bodies.UnmuteBody, statuses=_CHANGE),

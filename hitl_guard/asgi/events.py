@@ -8,9 +8,8 @@ any worker can go on where another one stopped; a client drops what it has had b
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -25,13 +24,16 @@ from ..guard import Guard
 from ..lifecycle.threads import offload
 from ..models import ApprovalRequest
 from .identity import Viewer
+from .logs import failed
 from .ring import Note, Rings
 from .visibility import visible
 
 if TYPE_CHECKING:
     from ..lifecycle.feed import Change, Feed
 
-_LOG = logging.getLogger("hitl_guard.asgi")
+Key = tuple[str, str]
+"""A tenant, and the id of a request in it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
@@ -94,7 +96,7 @@ class Hub:
         self._guard = guard
         self._viewer_of = viewer_of
         self._streams: set[Stream] = set()
-        self._known: OrderedDict[tuple[str, str], ApprovalRequest] = OrderedDict()
+        self._known: OrderedDict[Key, ApprovalRequest] = OrderedDict()
         self._rings: Rings | None = None
         self._now = 0
         self._task: asyncio.Task[None] | None = None
@@ -199,8 +201,8 @@ class Hub:
         own = None if self._rings is None else self._rings.since(stream.viewer.tenant, stream.since, self._now)
         if own is None:
             return [None]
-        await self._learn(own)
-        return [note for note in own if self._sees(stream.viewer, note)]
+        known = await self._learn(own)
+        return [note for note in own if _sees(stream.viewer, note, known)]
 
     # -- the feed ------------------------------------------------------------------------------------------------
 
@@ -234,8 +236,8 @@ class Hub:
                 except UnavailableError:
                     self._failed = True
                     await asyncio.sleep(self.pace.poll_ms / 1000)
-                except Exception:  # noqa: BLE001  a stream that says nothing more would look like no change
-                    _LOG.exception("Live events failed; every client is told to load again.")
+                except Exception as error:  # noqa: BLE001  a stream that says nothing more would look like no change
+                    failed("Live events failed, every client is told to load again", error)
                     self._failed, self._rings, self._unspread = True, None, []
                     self._reset(self._streams)
                     await asyncio.sleep(self.pace.poll_ms / 1000)
@@ -271,7 +273,7 @@ class Hub:
         flooded = {tenant for tenant, number in busy.items() if number > self.pace.together}
         told = [note for note in notes if note.tenant not in flooded]
         watched = self._by_tenant().keys()
-        await self._learn([note for note in told if note.tenant in watched])
+        known = await self._learn([note for note in told if note.tenant in watched])
         until = await offload(self._guard._desk.store.now) if flooded else 0
         streams = self._by_tenant()  # who came while we waited is told as well
         for tenant in flooded:
@@ -284,7 +286,7 @@ class Hub:
             if self._rings is not None:
                 self._rings.add(note)
             for stream in streams.get(note.tenant, ()):
-                if self._sees(stream.viewer, note):
+                if _sees(stream.viewer, note, known):
                     stream.put(note)
 
     def _by_tenant(self) -> dict[str, list[Stream]]:
@@ -300,16 +302,23 @@ class Hub:
         for stream in streams:
             stream.put(None)
 
-    async def _learn(self, notes: list[Note]) -> None:
-        """Read the requests that are not known yet, to tell who sees them. What that depends on never changes."""
-        missing = {(note.tenant, note.request_id) for note in notes} - self._known.keys()
-        if not missing:
-            return
-        read = await offload(lambda: [(key, self._read(*key)) for key in missing])
+    async def _learn(self, notes: list[Note]) -> Mapping[Key, ApprovalRequest]:
+        """Return the requests of these notes, to tell who sees them. What that depends on never changes.
+
+        They are handed over, not left to be looked up: what is kept is bounded, and others learn at the same time.
+        """
+        wanted = {(note.tenant, note.request_id) for note in notes}
+        found = {key: self._known[key] for key in wanted & self._known.keys()}
+        missing = wanted - found.keys()
         # What could not be read now may be later; of the rest only what says who sees it is kept.
-        self._known.update((key, _bare(request)) for key, request in read if request is not None)
+        read = await offload(lambda: [(key, self._read(*key)) for key in missing]) if missing else []
+        found |= {key: _bare(request) for key, request in read if request is not None}
+        for key, request in found.items():
+            self._known[key] = request
+            self._known.move_to_end(key)
         while len(self._known) > 2 * self.pace.ring:
             self._known.popitem(last=False)
+        return found
 
     def _read(self, tenant: str, request_id: str) -> ApprovalRequest | None:
         try:
@@ -317,9 +326,10 @@ class Hub:
         except RefusedError:
             return None  # damaged or gone
 
-    def _sees(self, viewer: Viewer, note: Note) -> bool:
-        request = self._known.get((note.tenant, note.request_id))
-        return viewer.operator if request is None else visible(request, viewer)
+
+def _sees(viewer: Viewer, note: Note, known: Mapping[Key, ApprovalRequest]) -> bool:
+    request = known.get((note.tenant, note.request_id))
+    return viewer.operator if request is None else visible(request, viewer)
 
 
 def _bare(request: ApprovalRequest) -> ApprovalRequest:

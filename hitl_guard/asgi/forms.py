@@ -47,6 +47,10 @@ class Form:
             raise malformed()
         return values[0]
 
+    def first(self, name: str) -> str:
+        """Return the first value of a name, or "": for what is only shown again."""
+        return (self._values.get(name) or [""])[0]
+
     def every(self, name: str) -> list[str]:
         """Return all values of a name, in the order of the page."""
         return list(self._values.get(name, ()))
@@ -162,7 +166,8 @@ def _field(
         key, name, kind, states=("value", *others), choices=choices, about=about, state=state,
     )
     place = pointer(name)
-    if any(secret == place or secret.startswith(place + "/") for secret in secrets):
+    inside = place + "/"
+    if any(secret == place or secret.startswith(inside) for secret in secrets):
         # Not whether it is null either: that is its value.
         return replace(made, kind="secret", choices=(), state="value" if name in arguments else "absent")
     if state != "value":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -29,6 +29,8 @@ class Identity:
         method: How it was done (``oidc``, ``header`` …), or None.
         at: When, epoch milliseconds, or None.
         until: When it ends, epoch milliseconds of the database's clock, or None: as long as `authenticate` says so.
+        unmapped: Whether the roles are groups as somebody else names them, and nobody said which of them are roles
+            here: those that make operators (`Settings.operator_roles`) are then dropped.
     """
 
     principal: Principal
@@ -36,6 +38,7 @@ class Identity:
     method: str | None = None
     at: int | None = None
     until: int | None = None
+    unmapped: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.principal, Principal):
@@ -120,12 +123,19 @@ class Doorkeeper:
             raise
         except Exception as error:
             raise _failed(error) from error
-        if found is None or isinstance(found, Identity):
-            return found
+        if found is None:
+            return None
+        if isinstance(found, Identity):
+            return self._without_operators(found) if found.unmapped else found
         if isinstance(found, Principal):
             return Identity(found)
         raise ConfigurationError("'authenticate' must return a Principal, an Identity or None.")
 
+    def _without_operators(self, identity: Identity) -> Identity:
+        who, operators = identity.principal, self._guard._desk.settings.operator_roles
+        return replace(
+            identity, principal=replace(who, roles=tuple(role for role in who.roles if role not in operators))
+        )
 
     async def _asked(self, request: HTTPConnection) -> Any:
         if self._awaits:
@@ -168,7 +178,8 @@ def request_user(principal_of: Callable[[Any], Principal | None] | None = None) 
 
 
 def trusted_header(
-    *, header: str, proxies: Iterable[str], roles_header: str | None = None, tenant: str = "default"
+    *, header: str, proxies: Iterable[str], roles_header: str | None = None, tenant: str = "default",
+    roles: Mapping[str, str] | None = None,
 ) -> Authenticate:
     """Return an authenticator that believes a header, but only from your own proxy, which must replace what clients
     send in it.
@@ -178,25 +189,33 @@ def trusted_header(
             nobody: that is how a client's own header and the proxy's look together.
         proxies: Networks of the proxies, e.g. ``["10.0.7.0/24"]``. The peer is the ASGI server's ``client`` address; a
             server that rewrites it from other headers (uvicorn's ``--proxy-headers``) must be told not to.
-        roles_header: The header with roles, separated by commas; None for no roles.
+        roles_header: The header with groups, separated by commas; None for no roles.
+        roles: Group → our role; groups that are not in it are left out. None: every group is a role, but for those
+            that make operators (`Settings.operator_roles`): whoever may name groups at a provider makes no operators
+            of this guard. To have operators, map a group of yours to their role.
 
     Raises:
-        ConfigurationError: no proxies are named, or a network or header cannot be used.
+        ConfigurationError: no proxies are named, a network, header or role cannot be used, or there are ``roles``
+            without ``roles_header``.
     """
     names = [_header_name(header)] + ([] if roles_header is None else [_header_name(roles_header)])
     networks = networks_of(proxies)
     check_text("tenant", tenant)
+    if roles is not None and (roles_header is None or not isinstance(roles, Mapping)):
+        raise ConfigurationError("'roles' is a mapping from each group in the 'roles_header' to a role of ours.")
+    mapped = None if roles is None else {check_text("group", one): check_text("role", roles[one]) for one in roles}
 
     def authenticate(request: HTTPConnection) -> Identity | None:
         if not is_peer(request.scope, networks):
             return None
         values = [_single(request, name) for name in names]
-        who = values[0]
+        who, *listed = values
         if who is None or "," in who or None in values:
             return None
-        roles = tuple(filter(None, (role.strip() for role in values[1].split(",")))) if values[1:] and values[1] else ()
+        groups = [one.strip() for text in listed for one in (text or "").split(",") if one.strip()]
+        own = groups if mapped is None else dict.fromkeys(mapped[one] for one in groups if one in mapped)
         try:
-            return Identity(Principal(who, tenant=tenant, roles=roles), method="header")
+            return Identity(Principal(who, tenant=tenant, roles=tuple(own)), method="header", unmapped=mapped is None)
         except HitlGuardError:
             return None  # too long, or blank
 

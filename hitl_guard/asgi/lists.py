@@ -17,7 +17,7 @@ from ..lifecycle import listing
 from ..lifecycle.listing import Damaged
 from ..lifecycle.state import STATES
 from ..models import ApprovalRequest
-from ..render.secrets import masked, secret_pointers
+from ..render.secrets import masked, secrets_of
 from ..store.base import Found, Place, Wanted
 from .desks import KNOWN
 from .identity import Viewer
@@ -98,12 +98,6 @@ class Listing:
     now: int
     total: int | None
     looked: int
-
-
-def secrets_of(request: ApprovalRequest) -> frozenset[str]:
-    """Return the JSON pointers of a request's secret arguments."""
-    schema = None if request.definition is None else request.definition.input_schema
-    return secret_pointers(schema, request.arguments) if schema is not None else frozenset()
 
 
 def searched(request: ApprovalRequest) -> str:

@@ -30,6 +30,7 @@ from ..protocols import Calls, Claim, claims_in, may_claim
 from ..protocols.verify import PostedApprovals, verify
 from .body import BODY_TIMEOUT_S, SMALL_BODY, is_json, read_body, strict_json
 from .identity import Authenticate, Doorkeeper
+from .logs import failed
 from .problems import problem
 
 T = TypeVar("T")
@@ -179,12 +180,18 @@ class ApprovalMiddleware:
         return await offload(lambda: self._verified(claims, calls, principal, run))
 
     async def _run(self, request: Request, body: Any) -> str:
-        """Return the run of a body. What the host's function makes of a hostile body is the client's fault."""
+        """Return the run of a body. What the host's function makes of a hostile body is the client's fault.
+
+        It may be the host's own as well: what a body lacks is told to the client alone, all else is logged too.
+        """
         try:
             run: Any = self._run_of(request, body)
             if inspect.isawaitable(run):
                 run = await run
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        except (LookupError, ValueError):
+            run = None
+        except (ArithmeticError, AttributeError, TypeError) as error:
+            failed("'run_of' failed on a body", error)
             run = None
         if type(run) is not str or not run:
             raise CanonicalizationError("The request names no run.", detail="run")

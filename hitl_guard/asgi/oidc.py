@@ -59,7 +59,8 @@ class OidcLogin:
             omitted it is worked out from the request, which is wrong behind a proxy that ends TLS and does not say so.
         tenant: The tenant of everybody who logs in here.
         roles_claim: The claim that lists a person's groups.
-        roles: Group → our role; groups that are not in it are left out. None: every group is a role.
+        roles: Group → our role; groups that are not in it are left out. None: every group is a role, but for those
+            that make operators (`Settings.operator_roles`).
         scopes: What is asked for.
         id_claim: The claim that is the principal's id. ``sub`` is stable; a mail address may change hands.
         login_ms: How long a login lasts, in milliseconds.
@@ -193,7 +194,7 @@ class OidcLogin:
     def _mapped(self, groups: list[str]) -> list[str]:
         """Return the roles of groups. Whoever may name groups at the provider makes no operators of this guard."""
         if self._roles is None:
-            return [one for one in groups if one != self._desk.settings.operator_role]
+            return [one for one in groups if one not in self._desk.settings.operator_roles]
         return [self._roles[one] for one in groups if one in self._roles]
 
     # -- the cookies ---------------------------------------------------------------------------------------------

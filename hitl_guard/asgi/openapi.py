@@ -13,7 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from ..models import MAX_FIELD_BYTES, MAX_REASON
+from .bodies import TARGETS
 from .endpoints import ENDPOINTS, Endpoint
+from .page_actions import MAX_BULK
 from .problems import MEDIA_TYPE
 from .query import SCHEMAS, Query
 from .results import RESULTS, ref
@@ -23,26 +26,28 @@ _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _OPEN = {("GET", "/health"): "Health", ("GET", "/ready"): "Ready"}
 _PAGE_STATUSES = (303, 400, 403, 404, 408, 409, 413, 415, 422, 429, 503)
 _BODIES = {endpoint.body.__name__: endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None}
-_TEXT = {"type": "string", "minLength": 1, "maxLength": 100}
+_WORD = {"type": "string", "minLength": 1, "maxLength": MAX_FIELD_BYTES}
+_REASON = {"type": "string", "maxLength": MAX_REASON}
 _FORMS: dict[str, dict[str, Any]] = {
     "/bulk": {
         "type": "object", "required": ["answer", "pick"],
         "properties": {
             "answer": {"enum": ["approve", "deny"], "type": "string"},
-            "pick": {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 100},
+            "pick": {"type": "array", "items": _WORD, "minItems": 1, "maxItems": MAX_BULK}, "reason": _REASON,
+            "seen": {"type": "array", "items": {"type": "string"}},
         },
         "additionalProperties": False,
     },
     "/control": {
         "type": "object", "required": ["change"],
         "properties": {
-            "change": {"enum": ["pause", "resume", "unmute"], "type": "string"}, "tool": _TEXT, "agent": _TEXT,
-            "everything": {"const": "1"}, "everywhere": {"const": "1"}, "user": _TEXT, "reason": _TEXT,
+            "change": {"enum": ["pause", "resume", "unmute"], "type": "string"}, "tool": _WORD, "agent": _WORD,
+            "everything": {"const": "1"}, "everywhere": {"const": "1"}, "user": _WORD, "reason": _REASON,
         },
         "additionalProperties": False,
         "oneOf": [
             *({"required": [target], "properties": {"change": {"enum": ["pause", "resume"]}}}
-              for target in ("tool", "agent", "everything")),
+              for target in TARGETS),
             {"required": ["tool", "user"], "properties": {"change": {"const": "unmute"}}},
         ],
     },

@@ -11,12 +11,12 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from .. import canonical
 from ..errors import CanonicalizationError, DecisionError, HitlGuardError, NotAuthorisedError
 from ..lifecycle.threads import offload
-from ..models import Decision
+from ..models import MAX_REASON
 from . import page_edits
 from . import page_views as views
 from .body import SMALL_BODY, read_body
@@ -64,16 +64,11 @@ async def decision(desk: Desk, request: Request, viewer: Viewer) -> Response:
             settings = desk.inbox.guard.settings
             change = await offload(lambda: page_edits.change(asked, edit, settings))
             page_edits.check_shown(change, form)
-        done = await desk.inbox.decide(viewer, asked.id, _answer(form, kind, made))
+        answer = await offload(lambda: _answer(form, kind, made))  # a long result takes long to read
+        done = await desk.inbox.decide(viewer, asked.id, answer)
     except (HitlGuardError, HTTPException) as error:
         return await _told(desk, request, viewer, error, form, made, kind)
-    return see(f"{base_of(request)}/requests/{done.request_id}", _word(kind, done))
-
-
-def _word(kind: str, done: Decision) -> str:
-    if kind == "respond":
-        return "responded"
-    return "denied" if not done.approve else "voted" if done.state == "pending" else "approved"
+    return see(f"{base_of(request)}/requests/{done.request_id}")
 
 
 def _answer(form: Form, kind: str, made: Edited | None) -> Answer:
@@ -82,7 +77,7 @@ def _answer(form: Form, kind: str, made: Edited | None) -> Answer:
     Raises:
         DecisionError: it says nothing that can be decided.
     """
-    common: dict[str, Any] = {"fingerprint": form.one("fingerprint"), "reason": form.one("reason").strip() or None}
+    common: dict[str, Any] = {"fingerprint": form.one("fingerprint"), "reason": _reason(form)}
     if kind == "approve":
         return Answer(approve=True, execute_within=_minutes(form, "within"), **common)
     if kind == "edit":
@@ -94,6 +89,13 @@ def _answer(form: Form, kind: str, made: Edited | None) -> Answer:
     if kind == "respond":
         return Answer(approve=False, respond=_response(form), **common)
     raise malformed()
+
+
+def _reason(form: Form) -> str | None:
+    reason = form.one("reason").strip()
+    if len(reason) > MAX_REASON:
+        raise page_edits.wrong(f"A reason has at most {MAX_REASON} characters.")
+    return reason or None
 
 
 def _minutes(form: Form, name: str) -> int | None:
@@ -126,7 +128,7 @@ async def preview(desk: Desk, request: Request, viewer: Viewer) -> Response:
         asked = await desk.inbox.get(viewer, request.path_params["request_id"])
         made = edit = await offload(lambda: page_edits.read(asked, form))
         if form.one("back"):
-            return await desk.request(request, viewer, given=form, made=edit.fields)
+            return await desk.request(request, viewer, given=form, made=edit.fields, answer="edit")
         settings = desk.inbox.guard.settings
         context = await offload(lambda: page_edits.context(asked, page_edits.change(asked, edit, settings), form))
     except (HitlGuardError, HTTPException) as error:
@@ -148,7 +150,9 @@ async def _told(
 async def reveal(desk: Desk, request: Request, viewer: Viewer) -> Response:
     """Show secret values. Each is written to the audit log before the page is made."""
     form = await form_of(desk, request, viewer)
-    places = form.every("place")
+    places = list(dict.fromkeys(form.every("place")))
+    if len(places) > views.MAX_REVEALED:
+        raise malformed(f"Reveal at most {views.MAX_REVEALED} values at once.")
     for place in places:
         await desk.inbox.reveal(viewer, request.path_params["request_id"], place)
     return await desk.request(request, viewer, revealed=places)
@@ -157,29 +161,41 @@ async def reveal(desk: Desk, request: Request, viewer: Viewer) -> Response:
 async def revoke(desk: Desk, request: Request, viewer: Viewer) -> Response:
     """Withdraw a request."""
     form = await form_of(desk, request, viewer)
-    return await _changed(desk, request, viewer, form, "revoked", lambda asked: desk.inbox.revoke(
-        viewer, asked, form.one("reason").strip() or None
+    return await _changed(desk, request, viewer, form, "revoke", lambda asked: desk.inbox.revoke(
+        viewer, asked, _reason(form)
     ))
 
 
 async def resolve(desk: Desk, request: Request, viewer: Viewer) -> Response:
     """Close a call whose outcome nobody knows."""
     form = await form_of(desk, request, viewer)
-    return await _changed(desk, request, viewer, form, "resolved", lambda asked: desk.inbox.resolve(
-        viewer, asked, form.one("outcome"), form.one("reason").strip(), force=form.one("force") == "1"
-    ))
+
+    async def close(asked: str) -> None:
+        outcome, reason = form.one("outcome"), _reason(form)
+        if outcome not in ("succeeded", "failed", "abandoned"):
+            raise malformed()
+        if reason is None:
+            raise page_edits.wrong("Say how you know what happened.")
+        await desk.inbox.resolve(viewer, asked, outcome, reason, force=form.one("force") == "1")
+
+    return await _changed(desk, request, viewer, form, "resolve", close)
 
 
 async def _changed(
-    desk: Desk, request: Request, viewer: Viewer, form: Form, done: str, action: Callable[[str], Awaitable[Any]]
+    desk: Desk, request: Request, viewer: Viewer, form: Form, kind: str, action: Callable[[str], Awaitable[Any]]
 ) -> Response:
     request_id = request.path_params["request_id"]
     try:
         await action(request_id)
     except HitlGuardError as error:
-        return await _told(desk, request, viewer, error, form, None, done)
-    asked = await desk.inbox.get(viewer, request_id)
-    return see(address(request, asked), done)
+        return await _told(desk, request, viewer, error, form, None, kind)
+    try:
+        asked = await desk.inbox.get(viewer, request_id)
+    except HitlGuardError as error:
+        if slug_of(error) != "not-found":
+            raise
+        return RedirectResponse(f"{base_of(request)}/", status_code=303)  # it was done, and is out of sight by now
+    return see(address(request, asked))
 
 
 async def bulk(desk: Desk, request: Request, viewer: Viewer) -> Response:
@@ -190,7 +206,8 @@ async def bulk(desk: Desk, request: Request, viewer: Viewer) -> Response:
     if kind not in ("approve", "deny") or not 0 < len(picks) <= MAX_BULK:
         raise malformed(f"Select from 1 to {MAX_BULK} requests first.")
     opened = proven(desk.inbox.guard, viewer, form.every("seen")) if kind == "approve" else frozenset()
-    results = [await _one_of_many(desk, viewer, form, kind, pick, opened) for pick in picks]
+    reason = _reason(form)
+    results = [await _one_of_many(desk, viewer, kind, pick, opened, reason) for pick in picks]
     return await desk.page(request, viewer, "bulk.html", {
         "done": sum(one["good"] for one in results), "results": results,
         "verb": "approved" if kind == "approve" else "denied",
@@ -198,10 +215,9 @@ async def bulk(desk: Desk, request: Request, viewer: Viewer) -> Response:
 
 
 async def _one_of_many(
-    desk: Desk, viewer: Viewer, form: Form, kind: str, pick: str, opened: frozenset[tuple[str, str]]
+    desk: Desk, viewer: Viewer, kind: str, pick: str, opened: frozenset[tuple[str, str]], reason: str | None
 ) -> dict[str, Any]:
     request_id, _, fingerprint = pick.partition(" ")
-    reason = form.one("reason").strip() or None
     try:
         if kind == "approve":
             asked = await desk.inbox.get(viewer, request_id)
@@ -222,32 +238,35 @@ async def passkey_removal(desk: Desk, request: Request, viewer: Viewer) -> Respo
     """Remove one of the viewer's passkeys."""
     form = await form_of(desk, request, viewer)
     await desk.inbox.remove_passkey(viewer, form.one("credential"))
-    return see(f"{base_of(request)}/passkeys", "removed")
+    return desk.done_at(request, viewer, "/passkeys", "removed")
 
 
 async def control(desk: Desk, request: Request, viewer: Viewer) -> Response:
     """Pause, resume or unmute; for operators."""
     form = await form_of(desk, request, viewer)
-    reason = form.one("reason").strip() or None
     what: dict[str, Any] = {
         "tool": form.one("tool").strip() or None, "agent": form.one("agent").strip() or None,
         "everything": form.one("everything") == "1", "everywhere": form.one("everywhere") == "1",
     }
     try:
+        reason = _reason(form)
         match form.one("change"):
             case "pause":
                 await desk.inbox.pause(viewer, **what, reason=reason)
             case "resume":
                 await desk.inbox.unpause(viewer, **what, reason=reason)
             case "unmute":
-                await desk.inbox.unmute(viewer, user=form.one("user"), tool=form.one("tool"), reason=reason)
+                user, tool = form.one("user"), form.one("tool")
+                if not user or not tool:
+                    raise malformed()
+                await desk.inbox.unmute(viewer, user=user, tool=tool, reason=reason)
             case _:
                 raise malformed()
     except HitlGuardError as error:
         if slug_of(error) in _AWAY:
             raise
         return await the_control(desk, request, viewer, error, form)
-    return see(f"{base_of(request)}/control", "changed")
+    return desk.done_at(request, viewer, "/control", "changed")
 
 
 async def run(desk: Desk, request: Request, viewer: Viewer) -> Response:
@@ -255,7 +274,7 @@ async def run(desk: Desk, request: Request, viewer: Viewer) -> Response:
     form = await form_of(desk, request, viewer)
     given = form.one("answer")
     try:
-        data = (_answered(form, given),) if given.strip() else ()
+        data = (await offload(lambda: _answered(form, given)),) if given.strip() else ()
         await desk.inbox.resume(
             viewer, form.one("run"), agent=form.one("agent") or None, user=form.one("user") or None,
             tool_call_id=form.one("call") or None, data=data,
@@ -263,11 +282,11 @@ async def run(desk: Desk, request: Request, viewer: Viewer) -> Response:
     except HitlGuardError as error:
         if slug_of(error) == "not-found":
             raise
-        return await the_runs(desk, request, viewer, error)
+        return await the_runs(desk, request, viewer, error, given=form)
     except Exception as error:  # noqa: BLE001  the model's own: the run is stored, and what it says may be secret
         failed("A run did not go on", error, run=form.one("run"))
-        return await the_runs(desk, request, viewer, error, "run-failed")
-    return see(f"{base_of(request)}/runs", "resumed")
+        return await the_runs(desk, request, viewer, error, "run-failed", form)
+    return desk.done_at(request, viewer, "/runs", "resumed")
 
 
 def _answered(form: Form, given: str) -> Any:

@@ -19,15 +19,12 @@ from .identity import Viewer
 from .problems import PROBLEMS, said_of, slug_of
 from .seen import proof
 from .service import Inbox
-from .visibility import has_voted
 
 DONE = {
-    "approved": "Approved.", "changed": "Done.", "decided": "Your decision is recorded.", "denied": "Denied.",
-    "registered": "The passkey is registered.", "removed": "The passkey is removed.", "resolved": "Resolved.",
-    "responded": "Answered.", "resumed": "The run went on.", "revoked": "Revoked.",
-    "voted": "Your approval is recorded; others are still needed.",
+    "changed": "Done.", "registered": "The passkey is registered.", "removed": "The passkey is removed.",
+    "resumed": "The run went on.",
 }
-"""What a page says after something was done: the word in its address → the sentence."""
+"""What was done → what the page says then. (Of a request, `page_views.deed` says it.)"""
 
 Handler = Callable[["Desk", Request, Viewer], Awaitable[Response]]
 
@@ -67,17 +64,19 @@ class Desk:
     async def page(
         self, request: Request, viewer: Viewer | None, template: str, context: Mapping[str, Any], *, here: str = "",
         error: BaseException | None = None, headers: Mapping[str, str] | None = None, slug: str | None = None,
+        notice: str | None = None,
     ) -> Response:
         """Return a page, made in a worker thread; with an error in it, its status is that of the error.
 
         Args:
             slug: The error's class, where it is none that `slug_of` knows.
+            notice: What was done, if that is certain; beside an error it is left out.
         """
         slug = slug or (None if error is None else slug_of(error))
         common: dict[str, Any] = {
             "base": base_of(request), "error": None if error is None else told(error, slug),
             "global_operator": viewer is not None and self.inbox.is_global_operator(viewer), "here": here,
-            "notice": None if error is not None else DONE.get(request.query_params.get("done", "")),
+            "notice": None if error is not None else notice,
             "now": 0 if viewer is None else viewer.now, "operator": viewer is not None and viewer.operator,
             "passkeys": self.passkeys and viewer is not None, "seen": "", "static": views.static_version(),
             "token": "" if viewer is None else self.inbox.sessions.token(request, viewer),
@@ -111,19 +110,18 @@ class Desk:
         ))
         asked = dossier.request
         more: dict[str, Any] = {"self_url": address(request, asked), "seen": proof(self.inbox.guard, viewer, asked)}
-        if not _is_true(request.query_params.get("done"), asked, viewer):
-            more["notice"] = None  # the address is anybody's to write
-        return await self.page(request, viewer, "request.html", context | more, error=error)
+        # The address is anybody's to write: it says that something was done, the request what that was.
+        notice = views.deed(dossier, viewer) if "done" in request.query_params else None
+        return await self.page(request, viewer, "request.html", context | more, error=error, notice=notice)
 
+    def notice(self, request: Request, viewer: Viewer, word: str) -> str | None:
+        """Return the sentence for what this very browser did a moment ago, if it was that (see `done_at`)."""
+        text = request.query_params.get("done")
+        return DONE[word] if self.inbox.sessions.noted(request, viewer, text, word) else None
 
-def _is_true(done: str | None, asked: ApprovalRequest, viewer: Viewer) -> bool:
-    """Return whether what a request's address says was done is what the request says."""
-    if done == "revoked":
-        return asked.state == "revoked"
-    if done == "resolved":
-        return asked.state in ("abandoned", "failed", "succeeded")
-    decided = has_voted(asked, viewer)
-    return decided and (done != "approved" or asked.state not in ("denied", "pending"))
+    def done_at(self, request: Request, viewer: Viewer, path: str, word: str) -> Response:
+        """Return the redirect to a page of the inbox that says what was done: one of `DONE`."""
+        return see(f"{base_of(request)}{path}", self.inbox.sessions.note(request, viewer, word))
 
 
 def told(error: BaseException, slug: str | None = None) -> dict[str, str | None]:
@@ -142,6 +140,6 @@ def address(request: Request, of: ApprovalRequest) -> str:
     return f"{base_of(request)}/requests/{quote(of.id, safe='')}"
 
 
-def see(path: str, done: str) -> Response:
+def see(path: str, done: str = "yes") -> Response:
     """Return the redirect after something was done, so that loading the page again does not do it twice."""
-    return RedirectResponse(f"{path}?done={done}", status_code=303)
+    return RedirectResponse(f"{path}?done={quote(done, safe='')}", status_code=303)

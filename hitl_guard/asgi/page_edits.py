@@ -17,10 +17,9 @@ from ..lifecycle.settings import Settings
 from ..lifecycle.toolspec import validate
 from ..models import ApprovalRequest
 from ..render.markup import laid
-from ..render.secrets import masked, secret_pointers
+from ..render.secrets import masked, secret_pointers, secrets_of
 from . import page_views as views
 from .forms import Edited, Form, edited
-from .lists import secrets_of
 from .views import STORED
 
 SHOWN = "shown"
@@ -72,8 +71,7 @@ def change(asked: ApprovalRequest, made: Edited, settings: Settings) -> Change:
     if data == asked.canonical and not made.typed:
         raise wrong("Nothing was changed: approve the call as it is.")
     arguments = canonical.decode(data)
-    schema = None if asked.definition is None else asked.definition.input_schema
-    masks = secrets_of(asked) | secret_pointers(schema, arguments)
+    masks = secrets_of(asked) | secret_pointers(asked.input_schema, arguments)
     # Each part is canonical JSON, in which no byte is 0: what is joined can be taken apart in one way only.
     parts = ([asked.id, asked.fingerprint, dict(made.typed)], sorted(masks), masked(arguments, masks))
     seen = b"\0".join(canonical.canonicalize(part, limits=STORED) for part in parts)

@@ -13,10 +13,21 @@ from . import page_views as views
 from .forms import Form, malformed
 from .headers import IMMUTABLE
 from .identity import Viewer
-from .page_desk import Desk, Handler
+from .page_desk import DONE, Desk, Handler
+from .sessions import NOTE_MS
 
 PAGE_SIZE = 50
 """Requests on one page of the list."""
+
+_WHAT = ("agent", "everything", "everywhere", "reason", "tool")
+CONTROL_FORMS: dict[str, tuple[str, ...]] = {
+    "pause": _WHAT, "resume": _WHAT, "resolve": views.FORMS["resolve"],
+}
+"""Form of the control page → its fields that are kept when it is refused; which pause a resumption means is among
+them. A call in doubt is resolved on its own page."""
+
+RUN_FIELDS = ("agent", "answer", "as", "call", "run")
+"""Fields of a run's answer that are kept."""
 
 
 async def the_list(desk: Desk, request: Request, viewer: Viewer) -> Response:
@@ -54,7 +65,11 @@ async def the_passkeys(desk: Desk, request: Request, viewer: Viewer) -> Response
     if not desk.passkeys:
         raise HTTPException(404)
     keys = await desk.inbox.passkeys(viewer)
-    return await desk.page(request, viewer, "passkeys.html", {"keys": keys}, here="passkeys")
+    notice = desk.notice(request, viewer, "removed")
+    # The script that registers one cannot sign what it did, but the passkey itself is there.
+    if request.query_params.get("done") == "registered" and any(viewer.now - one.created_at < NOTE_MS for one in keys):
+        notice = DONE["registered"]
+    return await desk.page(request, viewer, "passkeys.html", {"keys": keys}, here="passkeys", notice=notice)
 
 
 async def the_control(
@@ -68,23 +83,29 @@ async def the_control(
         "all_known": viewer.operator and not doubtful.items and not doubtful.damaged and doubtful.next is None,
         "damaged": doubtful.damaged, "looked": doubtful.looked,
         "more": doubtful.next and urlencode({"state": "in_doubt", "cursor": doubtful.next}),
-        "input": {"reason": "" if given is None else given.one("reason")},
+        "input": views.typed(given, "" if given is None else given.first("change"), CONTROL_FORMS),
         "policy": desk.inbox.guard.policy_version,
     }
-    return await desk.page(request, viewer, "control.html", context, here="control", error=error)
+    notice = desk.notice(request, viewer, "changed")
+    return await desk.page(request, viewer, "control.html", context, here="control", error=error, notice=notice)
 
 
 async def the_runs(
-    desk: Desk, request: Request, viewer: Viewer, error: BaseException | None = None, slug: str | None = None
+    desk: Desk, request: Request, viewer: Viewer, error: BaseException | None = None, slug: str | None = None,
+    given: Form | None = None,
 ) -> Response:
     """Show the suspended runs of the viewer; an operator may look at another person's."""
-    user = request.query_params.get("user", "").strip() or None
+    user = (request.query_params.get("user", "").strip() if given is None else given.first("user")) or None
     try:
         waiting = await desk.inbox.runs(viewer, user=user)
     except NotAuthorisedError as refusal:
         waiting, error = await desk.inbox.runs(viewer), refusal
-    context = {"runs": waiting.runs, "damaged": waiting.damaged, "user": user or "", "own": viewer.principal.id}
-    return await desk.page(request, viewer, "runs.html", context, here="runs", error=error, slug=slug)
+    context = {
+        "damaged": waiting.damaged, "input": views.typed(given, "answer", {"answer": RUN_FIELDS})["answer"],
+        "own": viewer.principal.id, "runs": waiting.runs, "user": user or "",
+    }
+    notice = desk.notice(request, viewer, "resumed")
+    return await desk.page(request, viewer, "runs.html", context, here="runs", error=error, slug=slug, notice=notice)
 
 
 async def static(request: Request) -> Response:

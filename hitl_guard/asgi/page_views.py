@@ -20,10 +20,9 @@ from ..models import ApprovalRequest
 from ..render import left, utc, warnings
 from ..render.markup import Difference, Laid, differences, finalize, laid, shown, text, value_text
 from ..render.request import requirement_text
-from ..render.secrets import masked, pointer, secret_pointers
+from ..render.secrets import masked, secret_pointers, secrets_of
 from .forms import Field, Form, fields
 from .identity import Viewer
-from .lists import secrets_of
 from .views import STORED
 from .visibility import waits_for
 
@@ -67,8 +66,20 @@ CHOICES: dict[str, tuple[str, tuple[str, ...] | None]] = {
 MUTES = ((60, "an hour"), (1440, "a day"), (10_080, "a week"))
 """``(minutes, words)`` for which a denial may also refuse the same tool for the same requester."""
 
+MAX_REVEALED = 100
+"""Secret values that one form may reveal: each is written to the audit log."""
+
+_GRANTED = frozenset({"abandoned", "approved", "executing", "failed", "in_doubt", "succeeded", "suspended"})
+"""States that a request comes to only when it was approved."""
+
 REVOCABLE = frozenset({"pending", "approved", "suspended"})
 """States in which a request can be withdrawn."""
+
+FORMS: dict[str, tuple[str, ...]] = {
+    "approve": ("reason", "within"), "deny": ("mute", "reason"), "edit": ("reason",),
+    "resolve": ("force", "outcome", "reason"), "respond": ("as", "reason", "response"), "revoke": ("reason",),
+}
+"""Form of a request's page → its fields that are kept when it is refused."""
 
 MINUTE_MS = 60_000
 
@@ -159,7 +170,7 @@ def form_of(request: ApprovalRequest) -> tuple[Field, ...]:
     """Return the form for the arguments; empty where the rules let nobody edit them, or where it would show secrets."""
     if not request.requirements or not all(need.edit for need in request.requirements):
         return ()
-    schema, secrets = None if request.definition is None else request.definition.input_schema, secrets_of(request)
+    schema, secrets = request.input_schema, secrets_of(request)
     if secrets and needs_passkey(request):
         return ()  # the script that talks to the passkey would need the secrets in the page
     named = (schema or {}).get("properties")
@@ -178,18 +189,7 @@ def compared(before: Any, after: Any, masks: Collection[str]) -> list[Difference
     """Return where two calls' arguments differ. What is secret is named whenever a side has it, the same or not: to
     tell would be to tell a guess from a miss.
     """
-    return differences(_veiled(before, masks, "before"), _veiled(after, masks, "after"), masks=masks)
-
-
-def _veiled(value: Any, masks: Collection[str], veil: str, place: str = "") -> Any:
-    """Return a copy in which a veil stands for each secret, whatever is below it."""
-    if place in masks:
-        return veil
-    if isinstance(value, dict):
-        return {name: _veiled(item, masks, veil, place + pointer(name)) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_veiled(item, masks, veil, place + pointer(index)) for index, item in enumerate(value)]
-    return value
+    return differences(masked(before, masks, mask="before"), masked(after, masks, mask="after"), masks=masks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,8 @@ def detail(
     Args:
         settings: The guard's.
         revealed: JSON pointers of secret values that may be shown, since that is in the audit log by now.
-        given: What the person had posted, to be kept. made: The form as the person left it. answer: Which form.
+        given: What the person had posted, to be kept. made: The form as the person left it.
+        answer: Which form it was, one of `FORMS`.
     """
     request = dossier.request
     secrets = secrets_of(request)
@@ -226,27 +227,54 @@ def detail(
     row = Row.of(request)
     who, operator = Parties(request.requesters, request.agent_names), {"operator_role": settings.operator_role}
     return {
-        "answer": answer, "context": dossier.context and laid(canonical.canonicalize(dict(dossier.context))),
+        "context": dossier.context and laid(canonical.canonicalize(dict(dossier.context))),
         "description": request.definition and request.definition.description,
-        "editing": made is not None, "responding": answer == "respond",
+        "editing": made is not None, "posted": answer,
         "fields": form_of(request) if made is None else made,
         "given": row.given, "history": [_happened(one) for one in dossier.history],
-        "input": _input(given), "laid": laid(request.canonical, masks=masks),
+        "input": typed(given, answer, FORMS), "laid": laid(request.canonical, masks=masks),
         "may_decide": waits_for(request, viewer),
         "may_resolve": request.state == "in_doubt" and passes(check_resolver, who, viewer.principal, **operator),
         "may_revoke": request.state in REVOCABLE and passes(
-            check_revoker, request.requirements, who, viewer.principal, **operator
+            check_revoker, request.requirements, who, viewer.principal, user=request.user, **operator
         ),
-        "needed": row.needed, "needs": _needs(dossier), "passkey": row.passkey,
+        "most_revealed": MAX_REVEALED, "needed": row.needed, "needs": _needs(dossier), "passkey": row.passkey,
         "previous": _earlier(dossier, secrets), "request": request, "size": len(request.canonical),
         "turn": [_turn_call(request, tool, arguments, secrets) for tool, arguments in dossier.turn],
         "warnings": warned(request.canonical, masks),
     }
 
 
-def _input(given: Form | None) -> dict[str, str]:
-    names = ("as", "mute", "reason", "response", "within")
-    return {name: "" if given is None else (given.every(name) or [""])[0] for name in names}
+def typed(given: Form | None, which: str, forms: Mapping[str, Collection[str]]) -> dict[str, dict[str, str]]:
+    """Return what stands in each form of a page: in the one that was posted what the person had typed, else nothing.
+
+    Two forms may have fields of one name. What was meant for the one must not be posted with the other.
+
+    Args:
+        which: The form that was posted. forms: Form → the names of its fields that are kept.
+    """
+    return {
+        form: {name: given.first(name) if given is not None and form == which else "" for name in names}
+        for form, names in forms.items()
+    }
+
+
+def deed(dossier: Dossier, viewer: Viewer) -> str | None:
+    """Return what the viewer was the last to do with a request, as a sentence; None: nothing."""
+    request, me = dossier.request, viewer.principal.id
+    last = next((one for one in reversed(dossier.history) if one.by == me), None)
+    if last is not None and last.type == "request:revoked":
+        return "Revoked."
+    if last is not None and last.type.startswith("call:"):
+        return "Resolved."
+    vote = next((one for one in request.votes if one.approver == me and not one.automatic), None)
+    if vote is None:
+        return None
+    if not vote.approve:
+        return "Denied." if vote.response is None else "Answered."
+    if request.state == "pending":
+        return "Your approval is recorded; others are still needed."
+    return "Approved." if request.state in _GRANTED else "Your decision is recorded."
 
 
 def _happened(one: Any) -> dict[str, Any]:
@@ -281,5 +309,5 @@ def _earlier(dossier: Dossier, secrets: Collection[str]) -> Earlier | None:
 def _turn_call(request: ApprovalRequest, tool: str, arguments: Any, secrets: Collection[str]) -> TurnCall:
     if tool != request.tool:
         return TurnCall(tool, None)
-    schema = None if request.definition is None else request.definition.input_schema
-    return TurnCall(tool, laid(canonical.canonicalize(arguments), masks=secret_pointers(schema, arguments)))
+    secret = secret_pointers(request.input_schema, arguments)
+    return TurnCall(tool, laid(canonical.canonicalize(arguments), masks=secret))

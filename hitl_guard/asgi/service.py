@@ -20,11 +20,11 @@ from ..lifecycle.bound import canonical_arguments
 from ..lifecycle.revealing import at
 from ..lifecycle.threads import offload
 from ..models import ApprovalRequest, Decision
-from ..render.secrets import MASK
+from ..render.secrets import MASK, secrets_of
 from . import lists
 from .events import Hub, Pace
 from .identity import Authenticate, Doorkeeper, Viewer
-from .lists import Filters, Listing, secrets_of
+from .lists import Filters, Listing
 from .operators import Operators
 from .runs import Runs
 from .sessions import Sessions

@@ -34,10 +34,13 @@ HEADER = "x-csrf-token"
 TOKEN_MS = 12 * 3_600_000
 """How long a token counts, in milliseconds."""
 
+NOTE_MS = 60_000
+"""How long a page may say what was done, in milliseconds."""
+
 COOKIES = "hitl_guard.cookies"
 """Key of the ASGI scope under which ``Set-Cookie`` values wait for the response."""
 
-_TYPE = "hitl-session"
+_TYPE, _NOTE = "hitl-session", "hitl-note"
 _AMBIENT = frozenset({"basic", "digest", "negotiate", "ntlm"})
 """Schemes of ``Authorization`` that a browser repeats by itself."""
 
@@ -67,8 +70,21 @@ class Sessions:
                 cookie = secrets.token_urlsafe(32)
                 waiting[name] = (cookie, cookie_header(name, cookie))
             cookie = waiting[name][0]
-        fields = self._bound(cookie, viewer) | {"until": viewer.now + TOKEN_MS}
-        return self._desk.signer.sign("session", _TYPE, fields, now=viewer.now).decode("ascii")
+        return self._signed(_TYPE, self._bound(cookie, viewer), viewer, TOKEN_MS)
+
+    def note(self, request: HTTPConnection, viewer: Viewer, word: str) -> str:
+        """Return a text that tells the next page of this very browser what was done; see `noted`."""
+        fields = self._bound(cookie_of(request, "session") or "", viewer) | {"word": word}
+        return self._signed(_NOTE, fields, viewer, NOTE_MS)
+
+    def noted(self, request: HTTPConnection, viewer: Viewer, text: str | None, word: str) -> bool:
+        """Return whether a text is one of `note` for this browser, person and word: an address is anyone's to write."""
+        cookie = cookie_of(request, "session")
+        return bool(cookie and text) and self._is_bound(_NOTE, text, cookie or "", viewer, word=word)
+
+    def _signed(self, kind: str, fields: dict[str, Any], viewer: Viewer, lasts: int) -> str:
+        signed = self._desk.signer.sign("session", kind, fields | {"until": viewer.now + lasts}, now=viewer.now)
+        return signed.decode("ascii")
 
     async def check(self, request: HTTPConnection, viewer: Viewer, form: Mapping[str, Any] | None = None) -> str:
         """Return over which channel a request comes that may change state: ``inbox``, or ``api`` without a browser.
@@ -92,7 +108,7 @@ class Sessions:
                                       detail="cross-site")
         cookie = cookie_of(request, "session")
         token = request.headers.get(HEADER) if form is None else form.get(FIELD)
-        if cookie and token and self._is_bound(token, cookie, viewer):
+        if cookie and token and self._is_bound(_TYPE, token, cookie, viewer):
             return None
         return NotAuthorisedError("The page is too old, or another login's. Reload it, then try again.", detail="token")
 
@@ -115,15 +131,13 @@ class Sessions:
         own = self._origins or {f"{request.scope.get('scheme', 'http')}://{host}", f"https://{host}"}
         return origins[0].lower() in own
 
-    def _is_bound(self, token: object, cookie: str, viewer: Viewer) -> bool:
+    def _is_bound(self, kind: str, token: object, cookie: str, viewer: Viewer, **more: str) -> bool:
         try:
-            fields = self._desk.signer.open(
-                token, expected_purpose="session", expected_type=_TYPE, now=viewer.now
-            )
+            fields = self._desk.signer.open(token, expected_purpose="session", expected_type=kind, now=viewer.now)
         except RefusedError:
             return False
         until = fields.get("until")
-        bound = self._bound(cookie, viewer)
+        bound = self._bound(cookie, viewer) | more
         return type(until) is int and viewer.now < until and all(fields.get(name) == bound[name] for name in bound)
 
     @staticmethod

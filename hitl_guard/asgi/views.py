@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from .. import canonical
 from ..models import ApprovalRequest, Decision
-from ..render import request_json, warnings
-from ..render.secrets import masked
+from ..render import request_json, request_line, warnings
+from ..render.secrets import masked, secrets_of
 from .identity import Viewer
-from .lists import Listing, secrets_of
+from .lists import Listing
 from .runs import WaitingRuns
 from .visibility import waits_for
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 STORED = canonical.Limits(max_bytes=2**40, max_depth=200, max_nodes=2**31, max_digits=4_300)
 """Limits for what is shown: it was within the guard's own when it was asked for."""
 
-_LONG = ("arguments", "canonical", "warnings")
-"""What a line of a list leaves out."""
-
 
 def answer(data: Any, status: int = 200) -> Response:
     """Return JSON in pure ASGI bytes of printable ASCII: no control or bidirectional character reaches a terminal."""
@@ -38,18 +35,17 @@ def answer(data: Any, status: int = 200) -> Response:
 def request_view(request: ApprovalRequest, viewer: Viewer) -> dict[str, Any]:
     """Return one request in full. ``secrets`` names the masked arguments; ``canonical`` is None where there are any."""
     secrets = secrets_of(request)
-    view = request_json(request) | {"secrets": sorted(secrets), "waits_for_me": waits_for(request, viewer)}
-    if secrets:
-        shown = {} if "" in secrets else masked(view["arguments"], secrets)
-        data = canonical.canonicalize(shown, limits=STORED)
-        view |= {"arguments": shown, "canonical": None, "warnings": list(warnings(data))}
-    return view
+    own = {"secrets": sorted(secrets), "waits_for_me": waits_for(request, viewer)}
+    if not secrets:
+        return request_json(request) | own
+    shown = {} if "" in secrets else masked(request.arguments, secrets)
+    data = canonical.canonicalize(shown, limits=STORED)
+    return request_line(request) | own | {"arguments": shown, "canonical": None, "warnings": list(warnings(data))}
 
 
 def line_view(request: ApprovalRequest, viewer: Viewer) -> dict[str, Any]:
     """Return one request for a list: everything but its arguments."""
-    full = request_json(request) | {"waits_for_me": waits_for(request, viewer)}
-    return {name: value for name, value in full.items() if name not in _LONG}
+    return request_line(request) | {"waits_for_me": waits_for(request, viewer)}
 
 
 def listing_view(listing: Listing, viewer: Viewer) -> dict[str, Any]:

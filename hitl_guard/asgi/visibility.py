@@ -6,7 +6,7 @@ To everybody else, and in every other tenant, it looks exactly like an id that d
 from __future__ import annotations
 
 from ..lifecycle import rights
-from ..lifecycle.rights import Parties, folded
+from ..lifecycle.rights import Parties
 from ..models import ApprovalRequest, Requirement
 from .identity import Viewer
 
@@ -19,11 +19,6 @@ def visible(request: ApprovalRequest, viewer: Viewer) -> bool:
         request.requirements, _parties(request), viewer.principal, user=request.user, operator=viewer.operator,
         voters=(vote.approver for vote in request.votes if not vote.automatic),
     )
-
-
-def has_voted(request: ApprovalRequest, viewer: Viewer) -> bool:
-    """Return whether the viewer decided on this request."""
-    return any(vote.approver == viewer.principal.id for vote in request.votes if not vote.automatic)
 
 
 def may_decide(request: ApprovalRequest, viewer: Viewer) -> bool:
@@ -43,5 +38,4 @@ def sits_at(entries: frozenset[str], viewer: Viewer) -> bool:
 
 def waits_for(request: ApprovalRequest, viewer: Viewer) -> bool:
     """Return whether a decision of this viewer is what the request waits for."""
-    voters = folded(vote.approver for vote in request.votes if not vote.automatic)
-    return request.state == "pending" and viewer.names.isdisjoint(voters) and may_decide(request, viewer)
+    return request.state == "pending" and viewer.names.isdisjoint(request.voters) and may_decide(request, viewer)

@@ -92,7 +92,7 @@ class Control:
         """Raise `PausedError` when the call is paused, `PolicyChangedError` when another policy must be in force."""
         canary = tool == CANARY_TOOL and self.tenant == CANARY_TENANT
         if self.restored or (self.everywhere_restored and not canary):
-            raise _restored("--role operator" if self.restored else "--everywhere --role global-operator")
+            raise _restored(everywhere=not self.restored)
         everywhere = frozenset[tuple[str, str]]() if canary else self.everywhere
         for pause in (EVERYTHING, ("tool", tool), ("agent", agent or "")) if self.pauses or everywhere else ():
             if pause in self.pauses:
@@ -111,10 +111,12 @@ class Control:
         )
 
 
-def _restored(options: str) -> PausedError:
+def _restored(*, everywhere: bool) -> PausedError:
+    command = "control resume --everywhere" if everywhere else "control resume"
+    whose = "of operators of all tenants" if everywhere else "of operators"
     return PausedError(
         "The control row is of another restore epoch or was signed with a revoked key: check what is paused, then run "
-        f"'hitl-guard control resume {options}'.", detail="restored",
+        f"'hitl-guard {command}' with the role {whose}.", detail="restored",
     )
 
 

@@ -2,7 +2,8 @@
 
 A row is a signed text of a purpose of its own (``credential``), so that no ticket, session or control row ever passes
 for one. Its two events (registered, removed) are in the audit chain under one record, unique by version: a passkey is
-registered once and never again, and a row that somebody put back after its removal is found out by its last event.
+registered once and never again, and a row that somebody put back after its removal is found out by its last event, or
+by a process that knows of the removal.
 """
 
 from __future__ import annotations
@@ -184,8 +185,12 @@ def of_owner(desk: Desk, tenant: str, principal_id: str, now: int) -> Owned:
     What a revoked key or another restore epoch signed counts for nothing, as if it were not there, and so does what
     was registered for another domain, or removed and put back. What a key signed that is not in the key ring proves
     nothing either, but it is there: other nodes may know the key.
+
+    Raises:
+        StoreRolledBackError: this process saw that one of them was removed, and the store has lost that.
     """
     kept, damaged, foreign = [], False, False
+    known = desk.removals
     for row, version in desk.store.credentials(owner=owner_of(tenant, principal_id)):
         try:
             credential = verify_row(row, signer=desk.signer, now=now)
@@ -197,7 +202,11 @@ def of_owner(desk: Desk, tenant: str, principal_id: str, now: int) -> Owned:
         except (InvalidApprovalError, InvalidSignatureError) as error:
             damaged = damaged or error.detail != "epoch"
             continue
-        if version == 1 and credential.rp == desk.settings.rp_id:
-            kept.append(Kept(credential, row))
+        if version > 1:
+            desk.remember_removed(row.key)
+        elif version == 1:
+            desk.demand_removed(row.key, known)
+            if credential.rp == desk.settings.rp_id:
+                kept.append(Kept(credential, row))
     kept.sort(key=lambda one: (one.credential.created_at, one.credential.id))
     return Owned(tuple(kept), damaged, foreign)

@@ -27,7 +27,7 @@ from .desk import ROUNDS, Desk, Reading, busy, new_id
 from .editing import check_window, edited, edited_before, execute_by
 from .passkeys import Proof
 from .record import Record, to_decision
-from .rights import check_revoker, entitled, folded, met
+from .rights import check_revoker, folded, met
 
 T = TypeVar("T")
 
@@ -43,6 +43,7 @@ class Ballot:
         execute_within: Milliseconds, to shorten the execution window; or None.
         evidence: The answer of the approver's passkey to a `challenge` of exactly this decision, or None.
         mute: Milliseconds for which the requester's calls of this tool are denied unasked (with a denial), or None.
+            Where a rule demands a passkey's evidence, a mute needs it too.
     """
 
     request_id: str
@@ -125,7 +126,7 @@ def challenge(desk: Desk, ballot: Ballot) -> Challenge:
     reading, record = desk.find(ballot.approver.tenant, ballot.request_id)
     proof = passkeys.announced(desk, reading.now)
     vote = _vote(ballot, record, reading.now, desk, proof)
-    entitled(record.details.requirements, record.details.parties, vote)
+    floods.check_entitled(record.details, vote, mutes=ballot.mute is not None)
     _check_open(desk, ballot, vote, record, reading)
     if ballot.arguments is not None:
         vote = edited(desk, ballot.arguments, vote, record, reading, proof.request_id, ballot.execute_within).vote
@@ -166,7 +167,7 @@ def _judge(
     3. state and decision window  4. the fingerprint that was shown  5. the policy version  6. one decision a person
     7. the passkey's signature, where there is one, over exactly what is written
     """
-    entitled(record.details.requirements, record.details.parties, vote)  # 1
+    floods.check_entitled(record.details, vote, mutes=ballot.mute is not None)  # 1
     mine = _same_vote(record, vote, ballot.fingerprint)  # 2
     if mine is not None and ballot.arguments is None and record.state != "superseded":
         floods.check_repeated(record, mine, ballot.mute, reading)
@@ -279,7 +280,10 @@ def revoke(desk: Desk, request_id: str, by: Principal, reason: str | None) -> No
     for _ in range(ROUNDS):
         reading, record = desk.find(by.tenant, request_id)
         details = record.details
-        check_revoker(details.requirements, details.parties, by, operator_role=desk.settings.operator_role)
+        check_revoker(
+            details.requirements, details.parties, by, user=record.envelope.scope.user,
+            operator_role=desk.settings.operator_role,
+        )
         if record.state not in ("pending", "approved", "suspended"):
             _refuse_ended(desk, record, reading)
         step = ask.ending(record, "request:revoked", reading.now, by=by.id, reason=reason)

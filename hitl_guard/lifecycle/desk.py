@@ -74,6 +74,7 @@ class Desk:
     _checked: int = 0
     _remembered: dict[bytes, int] = field(default_factory=dict)
     _versions: dict[str, int] = field(default_factory=dict)
+    _removed: dict[bytes, int] = field(default_factory=dict)
     _prune_at: int = REMEMBERED
     _lock: Lock = field(default_factory=Lock)
     _controls: dict[str, tuple[ControlRow | None, ControlRow | None, int, controls.Control]] = field(
@@ -267,6 +268,21 @@ class Desk:
                 self._remembered = {key: end for key, end in self._remembered.items() if end > now}
                 self._prune_at = max(REMEMBERED, 2 * len(self._remembered))
             self._remembered[spent] = until
+
+    @property
+    def removals(self) -> int:
+        """How many removals of passkeys this process knows of: what `demand_removed` gets was true before a reading."""
+        return len(self._removed)
+
+    def remember_removed(self, passkey: bytes) -> None:
+        """Remember the key of a passkey's row that was removed, to notice when the removal is gone from the store."""
+        with self._lock:
+            self._removed.setdefault(passkey, len(self._removed))
+
+    def demand_removed(self, passkey: bytes, known: int) -> None:
+        """Raise if a passkey that counts, as the store says, is one of the first ``known`` removals."""
+        if self._removed.get(passkey, known) < known:
+            raise _lost()
 
     def change_control(self, tenant: str, change: Any, *, by: str, reason: str | None) -> controls.Control:
         """Apply ``change`` to the verified control row of a tenant, atomically; tries again after a lost race."""

@@ -248,5 +248,6 @@ def remove(desk: Desk, credential_id: str, by: Principal, owner: str | None) -> 
         )
         steps: list[Step] = [DropCredential(gone.row.key, gone.row.body), *stays, Append(event)]
         if desk.store.write(steps, desk.sealer) is not None:
+            desk.remember_removed(gone.row.key)
             return
     raise busy()

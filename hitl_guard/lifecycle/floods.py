@@ -8,6 +8,7 @@ too often. Neither lets a call run that nobody approved. Mutes are signed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .. import fingerprint
 from ..envelope import Vote
@@ -131,12 +132,23 @@ def _denial(desk: Desk, tenant: str, mute: Mute) -> Vote | None:
 
 
 def _reaches(denial: Vote, details: Details) -> bool:
-    """Whether who denied one request could deny another."""
+    """Whether who denied one request, with a mute, could deny another with it."""
     try:
-        entitled(details.requirements, details.parties, denial)
+        check_entitled(details, denial, mutes=True)
     except NotAuthorisedError:
         return False
     return True
+
+
+def check_entitled(details: Details, vote: Vote, *, mutes: bool) -> None:
+    """Raise `NotAuthorisedError` unless the rules let somebody decide so (see `rights.entitled`).
+
+    Args:
+        mutes: Whether the denial comes with a mute. That is no plain denial: it reaches calls that nobody has looked at
+            yet, for days, so it is proven where the rules demand a proof, as a response for the tool is.
+    """
+    judged = replace(vote, response="null") if mutes else vote
+    entitled(details.requirements, details.parties, judged)
 
 
 def check_repeated(record: Record, denial: Vote, milliseconds: int | None, reading: Reading) -> None:

@@ -245,4 +245,5 @@ def to_request(record: Record) -> ApprovalRequest:
         token=record.row.envelope.decode("ascii"), requesters=details.parties.requester,
         agent_names=details.parties.agent, definition=details.definition,
         approvals=approvals(details.requirements, details.parties, record.votes),
+        voters=frozenset(name for vote in record.votes for name in vote.names),
     )

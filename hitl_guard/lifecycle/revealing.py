@@ -7,7 +7,7 @@ from typing import Any
 from .. import audit, canonical
 from ..errors import ConfigurationError
 from ..models import Principal
-from ..render.secrets import secret_pointers
+from ..render.secrets import secret_pointers, steps
 from ..rows import Draft
 from ..store.base import Append
 from .desk import ROUNDS, Desk, busy, unknown
@@ -47,7 +47,6 @@ def reveal(desk: Desk, request_id: str, pointer: str, by: Principal) -> Any:
 
 def at(value: Any, pointer: str) -> Any:
     """Return what a JSON pointer that was found in this very value leads to."""
-    for step in pointer.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
+    for name in steps(pointer):
         value = value[int(name)] if isinstance(value, list) else value[name]
     return value

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from ..envelope import PASSKEY, Vote
 from ..errors import NotAuthorisedError, UnavailableError
 from ..models import Principal, Requirement, check_text
+from ..render.characters import is_hidden
 from .assertions import verify
 from .settings import Settings
 
@@ -37,7 +38,7 @@ class Parties:
 def folded(names: Iterable[str]) -> frozenset[str]:
     """Return names as they are compared for self-approval.
 
-    Compatibility caseless (Unicode D146), without outer space and without what nobody sees (zero-width, bidi).
+    Compatibility caseless (Unicode D146), without outer space and without what nobody sees (`characters.is_hidden`).
     """
     return frozenset(map(_folded, names))
 
@@ -54,7 +55,8 @@ def _caseless(name: str) -> str:
 
 
 def _visible(text: str) -> str:
-    return "".join(character for character in text if unicodedata.category(character) != "Cf")
+    # What normalising makes a plain space of stays: it stands between two words.
+    return "".join(one for one in text if not is_hidden(one) or unicodedata.normalize("NFKC", one) == " ")
 
 
 def parties(user: str | Principal, agent: str | Principal | None) -> Parties:
@@ -141,12 +143,25 @@ def operates(by: Principal, role: str) -> bool:
     return role in by.roles and by.kind != "agent"
 
 
-def check_revoker(needs: Sequence[Requirement], who: Parties, by: Principal, *, operator_role: str) -> None:
-    """Raise `NotAuthorisedError` unless a principal may withdraw a request: an operator, the requester's side, or
-    whoever may decide it.
+def check_revoker(
+    needs: Sequence[Requirement], who: Parties, by: Principal, *, user: str, operator_role: str
+) -> None:
+    """Raise `NotAuthorisedError` unless a principal may withdraw a request: an operator, the requester, or whoever may
+    decide it. Nobody may who does not see it (`may_see`).
+
+    Args:
+        user: The requester's id.
     """
-    if not operates(by, operator_role) and not folded(by.names()) & who.requester:
+    if not operates(by, operator_role) and not _is_requester(user, by):
         check_standing(needs, who, by)
+
+
+def _is_requester(user: str, by: Principal) -> bool:
+    """Whether a principal is the requester, as far as that lets somebody in.
+
+    Exactly: names are folded where they exclude somebody, and never where they let somebody in.
+    """
+    return user in by.names()
 
 
 def check_resolver(who: Parties, by: Principal, *, operator_role: str) -> None:
@@ -174,8 +189,7 @@ def may_see(
     Args:
         user: The requester's id. voters: The ids of the people who decided. operator: Whether ``by`` is one.
     """
-    # Exactly: names are folded where they exclude somebody, and never where they let somebody in.
-    return operator or user in by.names() or by.id in set(voters) or may_decide(needs, who, by)
+    return operator or _is_requester(user, by) or by.id in set(voters) or may_decide(needs, who, by)
 
 
 def met(needs: Sequence[Requirement], who: Parties, votes: Sequence[Vote]) -> bool:

@@ -76,6 +76,11 @@ class Settings:
             raise ConfigurationError("'big_integers' is True or False, 'limits' a canonical.Limits.")
         self._check_relying_party()
 
+    @property
+    def operator_roles(self) -> frozenset[str]:
+        """Every role that makes somebody an operator: of one tenant, or of all."""
+        return frozenset({self.operator_role, self.global_operator_role})
+
     def _check_relying_party(self) -> None:
         if self.rp_id is None:
             if self.rp_origins or self.rp_name is not None:
@@ -87,7 +92,9 @@ class Settings:
             check_text("rp_name", self.rp_name)
         origins = self.rp_origins
         if not isinstance(origins, (tuple, list)) or not origins:
-            raise ConfigurationError("'rp_origins' lists the approval page's origins: give at least one.")
+            raise ConfigurationError(
+                "'rp_origins' is a list with at least one origin of the approval page: ['https://approvals.example.org']."
+            )
         if not all(belongs(origin, self.rp_id) for origin in origins):
             raise ConfigurationError(
                 "An origin in 'rp_origins' is 'https://HOST' or 'https://HOST:PORT' with the host 'rp_id' or one below "

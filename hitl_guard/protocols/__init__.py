@@ -35,7 +35,8 @@ def claims_in(body: Any, *, most: int = 1_000) -> tuple[list[Claim], Calls]:
         most: How many answered approvals there may be.
 
     Raises:
-        InvalidApprovalError: something that is an answered approval is malformed (``detail`` malformed).
+        InvalidApprovalError: something that is an answered approval is malformed, or states a call in two ways at once
+            (``detail`` malformed).
         CanonicalizationError: there are too many (``too-large``, detail ``claims``).
     """
     document = Document(body)

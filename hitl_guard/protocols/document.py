@@ -24,12 +24,19 @@ _NOTHING: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One JSON object of the body. ``position``: its number in document order. ``part``: it stands in a part list."""
+    """One JSON object of the body.
+
+    Attributes:
+        position: Its number in document order.
+        part: Whether it stands in a list of parts.
+        owner: The object that has the list (or itself) as a member: of a part, the message. None: there is none.
+    """
 
     value: dict[str, Any]
     path: Path
     position: int
     part: bool
+    owner: dict[str, Any] | None
 
     @property
     def conversation(self) -> Path | None:
@@ -54,41 +61,41 @@ class Document:
         self.messages: list[Node] = []
         self.resumes: list[Node] = []
         position = 0
-        stack: list[tuple[Any, Path, str]] = [(body, (), "")]
+        stack: list[tuple[Any, Path, str, dict[str, Any] | None]] = [(body, (), "", None)]
         while stack:
-            value, path, name = stack.pop()
+            value, path, name, owner = stack.pop()
             if type(value) is list:
                 place = len(value)
                 for item in reversed(value):
                     place -= 1
                     if type(item) is dict or type(item) is list:
-                        stack.append((item, (path, place), name))
+                        stack.append((item, (path, place), name, owner))
             elif type(value) is dict:
                 position += 1
-                data = self._sort(value, path, name, position)
+                data = self._sort(_node(value, path, name, position, owner), name)
                 for key in reversed(value):
                     item = value[key]
                     if (type(item) is dict or type(item) is list) and key not in data:
-                        stack.append((item, (path, key), key))
+                        stack.append((item, (path, key), key, value))
 
-    def _sort(self, value: dict[str, Any], path: Path, name: str, position: int) -> frozenset[str]:
+    def _sort(self, node: Node, name: str) -> frozenset[str]:
         """Put an object where its parsers find it, whatever else it is; return which of its members are data."""
-        kind, data = value.get("type"), _NOTHING
+        value, data = node.value, _NOTHING
+        kind = value.get("type")
         if type(kind) is str and (kind.startswith("tool-") or kind == "dynamic-tool"):
-            node = _node(value, path, name, position)
             self.parts.append(node)
             data = _DATA if node.part else _NOTHING
         elif name == "parts" and "approval" in value:
-            self.parts.append(_node(value, path, name, position))
+            self.parts.append(node)
         if type(kind) is str and kind in _ITEMS:
-            self.items.append(_node(value, path, name, position))
+            self.items.append(node)
         if "tool_calls" in value or "toolCalls" in value or value.get("role") == "tool":
-            self.messages.append(_node(value, path, name, position))
+            self.messages.append(node)
         if name == "resume" and ("interruptId" in value or "interrupt_id" in value):
-            self.resumes.append(_node(value, path, name, position))
+            self.resumes.append(node)
         return data
 
 
-def _node(value: dict[str, Any], path: Path, name: str, position: int) -> Node:
+def _node(value: dict[str, Any], path: Path, name: str, position: int, owner: dict[str, Any] | None) -> Node:
     part = name in ("parts", "content") and bool(path) and type(path[1]) is int
-    return Node(value, path, position, part)
+    return Node(value, path, position, part, owner)

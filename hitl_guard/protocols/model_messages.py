@@ -51,7 +51,8 @@ def _claim(node: Node, request: Node, calls: Calls) -> Claim:
     return Claim(
         FORMAT, pointer(node.path), boolean(node.value, "approved"), request_id=text(node.value, "approvalId"),
         token=optional_text(request.value, "signature"), call_id=call_id, tool=tool, arguments=call.arguments,
-        reason=optional_text(node.value, "reason"), outcome=calls.answer(call_id, node, "model") or "none",
+        reason=optional_text(node.value, "reason"),
+        outcome=calls.answer(call_id, node, "model", snake="approval_id" in node.value) or "none",
     )
 
 

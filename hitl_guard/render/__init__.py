@@ -6,6 +6,9 @@ what in them deserves a second look, `request` puts a whole request together. No
 
 from .characters import ascii_only, escape, quoted
 from .layout import arguments, warnings
-from .request import left, request_json, request_text, utc
+from .request import left, request_json, request_line, request_text, utc
 
-__all__ = ["arguments", "ascii_only", "escape", "left", "quoted", "request_json", "request_text", "utc", "warnings"]
+__all__ = [
+    "arguments", "ascii_only", "escape", "left", "quoted", "request_json", "request_line", "request_text", "utc",
+    "warnings",
+]

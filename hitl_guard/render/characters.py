@@ -19,6 +19,7 @@ _BLANK_RANGES = (
     (0x17B4, 0x17B5),  # Khmer inherent vowels
     (0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF),  # variation selectors
     (0x16FE4, 0x16FE4),  # Khitan filler
+    (0x13441, 0x13442),  # Egyptian blanks, which older Unicode data does not know
     (0x2800, 0x2800), (0x1D159, 0x1D159),  # empty Braille pattern, empty note head
 )
 MAX_MARKS = 8

@@ -17,6 +17,8 @@ LONG_TEXT = 1_000
 
 _NAMED = 5
 _SHOWN = 60
+_MAX_LABEL = 63
+_MAX_HOST = 253
 # Possessive, so that a megabyte without a dot or an ending quote costs one pass.
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^\s"{}\[\],:]++')
 
@@ -140,7 +142,7 @@ def _mixed_warning(hosts: Iterable[str]) -> str | None:
     mixed = [(host, scripts) for host in hosts if len(scripts := host_scripts(_decoded(host) or host)) > 1]
     if not mixed:
         return None
-    shown = _listed(f"{ascii_only(escape(host))} has {' and '.join(scripts)}" for host, scripts in mixed)
+    shown = _listed(f"{ascii_only(_host(host))} has {' and '.join(scripts)}" for host, scripts in mixed)
     return f"mixed-script-host: the letters of a host name are of several alphabets ({shown})."
 
 
@@ -175,24 +177,37 @@ def _cut(text: str) -> str:
     return ascii_only(escape(text[:_SHOWN])) + ("..." if len(text) > _SHOWN else "")
 
 
+def _host(host: str) -> str:
+    """Return a host name, escaped and of one that is too long the end: that is what says whose it is."""
+    return ("..." if len(host) > _SHOWN else "") + escape(host[-_SHOWN:])
+
+
 def _punycode_warning(hosts: Iterable[str]) -> str | None:
     encoded = [host for host in hosts if "xn--" in host.lower()]
     if not encoded:
         return None
-    shown = _listed(f"{ascii_only(escape(host))} reads {_reading(host)}" for host in encoded)
+    shown = _listed(f"{ascii_only(_host(host))} reads {_reading(host)}" for host in encoded)
     return f"punycode-host: a host name is spelled in punycode ({shown})."
 
 
 def _reading(host: str) -> str:
     decoded = _decoded(host)
-    return "as nothing valid" if decoded is None else f"{escape(decoded)} = {ascii_only(escape(decoded))}"
+    return "as nothing valid" if decoded is None else f"{_host(decoded)} = {ascii_only(_host(decoded))}"
 
 
 def _decoded(host: str) -> str | None:
-    """Return a host name with its punycode labels decoded (RFC 3492), or None when one of them is malformed."""
+    """Return a host name with its punycode labels decoded (RFC 3492), or None when one of them is malformed.
+
+    So is one that DNS has no room for (RFC 1035, section 2.3.4). To decode it would take a time that grows with the
+    square of its length.
+    """
+    if len(host) > _MAX_HOST:
+        return None
     labels = []
     for label in host.split("."):
         if label.lower().startswith("xn--"):
+            if len(label) > _MAX_LABEL:
+                return None
             try:
                 label = label[4:].encode("ascii").decode("punycode")
             except (ValueError, OverflowError):

@@ -20,7 +20,7 @@ from markupsafe import escape as html
 from .. import canonical
 from .characters import escape, visible
 from .layout import LONG_TEXT, pieces
-from .secrets import pointer
+from .secrets import MAX_PLACES, Place, Tree, below, printed, tree
 
 MAX_INDENT = 24
 """Spaces in front of a line at most: deeper ones would leave a telephone no room for the value."""
@@ -84,7 +84,7 @@ def laid(data: bytes, *, masks: Collection[str] = frozenset()) -> Laid:
         CanonicalizationError: these bytes are no canonical JSON text.
     """
     canonical.decode(data)
-    layout = _Layout(data, frozenset(masks))
+    layout = _Layout(data, tree(masks))
     return Laid(
         Markup("").join(map(_line, layout.lines)), Markup("").join(layout.raw), layout.hidden, layout.folds,
         tuple(layout.masked),
@@ -100,27 +100,26 @@ def _line(line: tuple[str, list[Markup]]) -> Markup:
 class _Layout:
     """Follows the tokens of well-formed JSON and knows the place of each."""
 
-    def __init__(self, data: bytes, masks: frozenset[str]) -> None:
+    def __init__(self, data: bytes, masks: Tree | str) -> None:
         self.lines: list[tuple[str, list[Markup]]] = [("", [])]
         self.raw: list[Markup] = []
         self.hidden = self.folds = 0
         self.masked: list[str] = []
-        self._masks = masks
         self._pieces = pieces(data)
-        self._value(*next(self._pieces), place="", shown=True)
+        self._value(*next(self._pieces), masks, shown=True)
 
-    def _value(self, space: str, token: str, *, place: str, shown: bool) -> None:
-        if shown and place in self._masks:
-            self.masked.append(place)
+    def _value(self, space: str, token: str, masks: Tree | str | None, *, shown: bool) -> None:
+        if isinstance(masks, str):
+            self.masked.append(masks)
             self._put(space, Markup('<span class="mask">masked</span>'))
-            shown = False  # the tokens inside are followed, not written
+            masks, shown = None, False  # the tokens inside are followed, not written
         if token in ("{", "["):
             self._plain(space, token, shown)
-            self._members(token, place, shown)
+            self._members(token, masks, shown)
         elif shown:
             self._put(space, self._scalar(token))
 
-    def _members(self, opening: str, place: str, shown: bool) -> None:
+    def _members(self, opening: str, masks: Tree | None, shown: bool) -> None:
         index = 0
         for space, token in self._pieces:
             if token in _PUNCTUATION:
@@ -130,13 +129,13 @@ class _Layout:
                 continue
             name: str | int = index
             if opening == "{":
-                name = json.loads(token)
+                name = json.loads(token) if masks else ""
                 if shown:
                     self._put(space, self._scalar(token, "key"))
                 self._plain(*next(self._pieces), shown)  # the colon
                 space, token = next(self._pieces)
             index += 1
-            self._value(space, token, place=place + pointer(name), shown=shown)
+            self._value(space, token, below(masks, name), shown=shown)
 
     def _plain(self, space: str, token: str, shown: bool) -> None:
         if shown:
@@ -187,40 +186,62 @@ class Difference:
 
 
 def differences(before: Any, after: Any, *, masks: Collection[str] = frozenset()) -> list[Difference]:
-    """Return every place where two JSON values differ, in the order of the first and then of the second.
+    """Return the places where two JSON values differ, in the order of the first and then of the second.
+
+    From `secrets.MAX_PLACES` characters of places on the last one says how many are left out.
 
     Args:
         masks: JSON pointers of values that are named as different, not shown.
     """
-    old, new = dict(_leaves(before)), dict(_leaves(after))
-    found = []
-    for place in (*old, *(place for place in new if place not in old)):
-        if old.get(place) != new.get(place):
-            hide = _inside(place, masks)
-            found.append(Difference(
-                text(place or "(everything)"), _side(old.get(place), hide), _side(new.get(place), hide)
-            ))
+    found: list[Difference] = []
+    shown = more = 0
+    for place, old, new, hidden in _differing(before, after, tree(masks)):
+        name = "" if more else printed(place)
+        shown += len(name)
+        if more or shown > MAX_PLACES:
+            more += 1
+        else:
+            found.append(Difference(text(name or "(everything)"), _side(old, hidden), _side(new, hidden)))
+    if more:
+        left = f"(too many differences: {more} more {'is' if more == 1 else 'are'} not named here)"
+        found.append(Difference(text(left), None, None))
     return found
 
 
-def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, bytes]]:
-    if isinstance(value, dict) and value:
-        for name, item in value.items():
-            yield from _leaves(item, place + pointer(name))
-    elif isinstance(value, list) and value:
-        for index, item in enumerate(value):
-            yield from _leaves(item, place + pointer(index))
-    else:
-        yield place, canonical.canonicalize(value)
+_NOTHING: Any = object()
+_Sides = tuple[Place, Any, Any, bool]
 
 
-def _side(side: bytes | None, hide: bool) -> Markup | None:
-    if side is None or hide:
-        return None if side is None else Markup('<span class="mask">masked</span>')
-    return shown(side.decode())
+def _differing(before: Any, after: Any, masks: Tree | str) -> Iterator[_Sides]:
+    """Yield the place of each difference, the sides, of which one may be `_NOTHING`, and whether they are masked."""
+    for place, old, new, part in _leaves(before, after, masks):
+        if new is _NOTHING or canonical.canonicalize(old) != canonical.canonicalize(new):
+            yield place, old, new, isinstance(part, str)
+    for place, new, old, part in _leaves(after, before, masks):
+        if old is _NOTHING:
+            yield place, old, new, isinstance(part, str)
 
 
-def _inside(place: str, masks: Collection[str]) -> bool:
-    while place and place not in masks:
-        place = place.rpartition("/")[0]
-    return place in masks
+def _leaves(
+    value: Any, other: Any, masks: Tree | str | None, place: Place = ()
+) -> Iterator[tuple[Place, Any, Any, Tree | str | None]]:
+    """Yield each value without members, what the other side has in its place, and what is masked there."""
+    if type(value) not in (dict, list) or not value:
+        yield place, value, _NOTHING if type(other) in (dict, list) and other else other, masks
+        return
+    for step, item in value.items() if type(value) is dict else enumerate(value):
+        inside = masks if isinstance(masks, str) else below(masks, step)
+        beside = _member(other, step) if type(other) is type(value) else _NOTHING
+        yield from _leaves(item, beside, inside, (place, step))
+
+
+def _member(value: Any, step: Any) -> Any:
+    if type(value) is dict:
+        return value.get(step, _NOTHING)
+    return value[step] if step < len(value) else _NOTHING
+
+
+def _side(side: Any, hidden: bool) -> Markup | None:
+    if side is _NOTHING or hidden:
+        return None if side is _NOTHING else Markup('<span class="mask">masked</span>')
+    return value_text(side)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from .. import canonical
 from ..models import ApprovalRequest, Decision, Requirement
 from .characters import escape, quoted, visible
 from .layout import arguments, warnings
+from .secrets import masked, secrets_of
 
 _LAST_DATE_MS = 253_402_300_799_999  # the end of the year 9999, where calendars of programs end
 
@@ -33,15 +35,23 @@ def left(until: int, now: int) -> str:
     return "in " + " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2])
 
 
-def request_text(request: ApprovalRequest, *, now: int) -> str:
-    """Return everything that an approver needs of one request, for a terminal: the arguments first, and complete.
+_STORED = canonical.Limits(max_bytes=2**40, max_depth=200, max_nodes=2**31, max_digits=4_300)
+
+
+def request_text(request: ApprovalRequest, *, now: int, revealed: Collection[str] = ()) -> str:
+    """Return everything that an approver needs of one request, for a terminal: the arguments first, and complete but
+    for the secret ones, which are masked.
 
     Args:
         now: The database's clock, epoch milliseconds.
+        revealed: JSON pointers of secret values that may be shown, since that is in the audit log (`Guard.reveal`).
     """
-    size = len(request.canonical)
-    lines = [f"Arguments, complete, as they were signed ({size} bytes):", arguments(request.canonical)]
-    lines += [f"  ! {warning}" for warning in warnings(request.canonical)]
+    size, masks = len(request.canonical), secrets_of(request) - set(revealed)
+    data = masked_data(request.canonical, masks)
+    complete = "complete but for what is masked" if masks else "complete"
+    lines = [f"Arguments, {complete}, as they were signed ({size} bytes):", arguments(data)]
+    lines += [f"  masked: {escape(place) or 'everything'}" for place in sorted(masks)]
+    lines += [f"  ! {warning}" for warning in warnings(data)]
     lines.append("")
     lines += [f"{name:<13}{value}" for name, value in _fields(request, now)]
     return "\n".join(lines) + "\n"
@@ -111,23 +121,43 @@ def _vote_text(vote: Decision) -> str:
     return text
 
 
-def request_json(request: ApprovalRequest) -> dict[str, Any]:
+def masked_data(data: bytes, masks: Collection[str]) -> bytes:
+    """Return canonical arguments with each secret value masked (see `secrets.masked`).
+
+    Args:
+        masks: JSON pointers of the secret values.
+    """
+    return canonical.canonicalize(masked(canonical.decode(data), masks), limits=_STORED) if masks else data
+
+
+def request_json(request: ApprovalRequest, *, revealed: Collection[str] = ()) -> dict[str, Any]:
     """Return the same facts as plain JSON data, times in epoch milliseconds.
 
-    ``canonical`` is the exact JSON text that was signed, ``arguments`` its value. Whoever prints this escapes
-    everything beyond ASCII (``json.dumps`` does) or renders each text as `escape` does.
+    ``canonical`` is the exact JSON text that was signed, ``arguments`` its value. ``secrets`` are the JSON pointers of
+    the arguments that are masked; where there are any, ``canonical`` is None. Whoever prints this escapes everything
+    beyond ASCII (``json.dumps`` does) or renders each text as `escape` does.
+
+    Args:
+        revealed: As for `request_text`.
     """
+    masks = secrets_of(request) - set(revealed)
+    shown = request.arguments if not masks else {} if "" in masks else masked(request.arguments, masks)
+    return request_line(request) | {
+        "arguments": shown, "canonical": None if masks else request.canonical.decode(), "secrets": sorted(masks),
+        "warnings": list(warnings(masked_data(request.canonical, masks))),
+    }
+
+
+def request_line(request: ApprovalRequest) -> dict[str, Any]:
+    """Return `request_json` without what is as large as the arguments, and takes as long: for lists."""
     names = (
-        "agent", "arguments", "binding", "call_id", "decide_by", "execute_by", "fingerprint", "id", "issued_at",
-        "key_id", "occurrence", "policy_version", "reason", "run_id", "state", "supersedes", "tenant", "tool", "user",
-        "version",
+        "agent", "binding", "call_id", "decide_by", "execute_by", "fingerprint", "id", "issued_at", "key_id",
+        "occurrence", "policy_version", "reason", "run_id", "state", "supersedes", "tenant", "tool", "user", "version",
     )
     return {name: getattr(request, name) for name in names} | {
-        "canonical": request.canonical.decode(),
         "requirements": [need.to_json() for need in request.requirements],
         "rules": list(request.rules),
         "votes": [_vote_json(vote) for vote in request.votes],
-        "warnings": list(warnings(request.canonical)),
     }
 
 

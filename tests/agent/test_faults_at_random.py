@@ -22,14 +22,20 @@ MakeStage = Callable[..., Stage]
 TOLD = {"ok", "run-busy", "run-not-found", "already-decided", "call-not-suspended"}
 
 
+async def others_go_on(turns: int) -> None:
+    """Let everybody else go on for so many turns of the loop."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
 class Crowd:
     """Everybody who is at work on run ``r``. Each has an agent object of his own, as each process would."""
 
     def __init__(self, stage: Stage, seed: int) -> None:
         self.stage, self.chance = stage, random.Random(seed)
-        wait = self.chance.random() / 200
+        turns = self.chance.randrange(20)
         self._tools = [
-            Tool("delete", require_approval=True, execute=self._slow(wait) if seed % 2 else self._quick),
+            Tool("delete", require_approval=True, execute=self._slow(turns) if seed % 2 else self._quick),
             Tool("ask", require_approval=seed % 3 == 0, execute=self._ask),
         ]
 
@@ -37,10 +43,10 @@ class Crowd:
         self.stage.ran.append(("delete", given))
         return {"ok": True}
 
-    def _slow(self, wait: float) -> Callable[..., Any]:
+    def _slow(self, turns: int) -> Callable[..., Any]:
         async def slow(given: Any) -> Any:
             self.stage.ran.append(("delete", given))
-            await asyncio.sleep(wait)
+            await others_go_on(turns)
             return {"ok": True}
 
         return slow
@@ -66,7 +72,7 @@ class Crowd:
 
     async def act(self) -> str:
         """Do something that somebody might do now; return what he was told."""
-        await asyncio.sleep(self.chance.random() / 50)
+        await others_go_on(self.chance.randrange(200))
         try:
             stream = await self._stream(self.agent())
         except HitlGuardError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from hitl_guard.lifecycle.settings import Settings
 from tests.agent.elsewhere import elsewhere
 from tests.agent.faults import ALL_STATES, ONE, TWO, Failing, Script, assert_over, code_of, paused, results
 from tests.agent.stage import Stage, only, read, types
-from tests.support import BOB, CAROL, OPERATOR, document, until
+from tests.support import BOB, CAROL, OPERATOR, document, eventually, until
 
 ASK: list[tuple[str, str, Any]] = [("c1", "weather", {})]
 ROME = {"location": "Rome"}
@@ -27,8 +26,7 @@ LEASE = 600
 async def passes(stage: Stage, ms: int) -> None:
     """Return when that much time has passed by the database's clock; whatever else goes on here goes on."""
     end = stage.store.now() + ms
-    while stage.store.now() < end:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: stage.store.now() >= end)
 
 
 def gated(stage: Stage, *turns: Any, **options: Any) -> Agent:

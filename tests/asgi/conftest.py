@@ -14,6 +14,7 @@ from hitl_guard.asgi.app import create_app
 from hitl_guard.asgi.identity import Authenticate, Identity
 from hitl_guard.models import ApprovalRequest, Principal
 from hitl_guard.store.sql import SQLStore
+from tests.asgi.visitor import Visitor
 from tests.databases import Database
 from tests.support import ANA, BOB, CAROL, OPERATOR, World
 
@@ -90,3 +91,33 @@ async def house(world: World) -> AsyncIterator[House]:
     house = House(world)
     yield house
     await house.inbox.close()
+
+
+@pytest.fixture
+async def visitors(house: House) -> AsyncIterator[Callable[[str], Visitor]]:
+    """``visitors("bob")``: somebody's browser."""
+    opened: list[httpx.AsyncClient] = []
+
+    def visit(name: str) -> Visitor:
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(house.app, raise_app_exceptions=False), base_url=ORIGIN,
+            headers={"sec-fetch-site": "same-origin", "origin": "null"}, cookies={"login": name},
+        )
+        opened.append(client)
+        return Visitor(client)
+
+    yield visit
+    for client in opened:
+        await client.aclose()
+
+
+@pytest.fixture
+def bob(visitors: Callable[[str], Visitor]) -> Visitor:
+    """The browser of a lead, who may decide."""
+    return visitors("bob")
+
+
+@pytest.fixture
+def olga(visitors: Callable[[str], Visitor]) -> Visitor:
+    """The browser of an operator."""
+    return visitors("olga")

@@ -19,10 +19,9 @@ from hitl_guard.models import Principal
 from hitl_guard.store.sql import SQLStore
 from tests.asgi.conftest import PEOPLE, House
 from tests.databases import Database
-from tests.support import World
+from tests.support import WAIT_S, World, eventually
 
 FAST = Pace(poll_ms=5, beat_ms=50)
-WAIT_S = 20
 
 
 @dataclass
@@ -201,8 +200,7 @@ async def test_x10_a_slow_client_is_reset_and_not_buffered_without_end(world: Wo
     house = House(world, pace=Pace(poll_ms=5, beat_ms=50, queue=4))
     hold = asyncio.Event()
     async with listening(house, hold=hold) as slow:
-        while not house.inbox.hub.open_streams:
-            await asyncio.sleep(0)
+        await eventually(lambda: house.inbox.hub.open_streams > 0)
         (stream,) = house.inbox.hub._streams
         for number in range(50):
             stream.put(Note("default", f"r{number}", 1, "request:denied", 1))
@@ -274,8 +272,7 @@ async def test_x10_a_stream_sees_with_the_roles_of_now(world: World, monkeypatch
     async with listening(house, "carol") as line:
         monkeypatch.setitem(PEOPLE, "carol", Principal("carol", roles=("lead",)))
         (stream,) = house.inbox.hub._streams
-        while "lead" not in stream.viewer.principal.roles:
-            await asyncio.sleep(0)
+        await eventually(lambda: "lead" in stream.viewer.principal.roles)
         asked = await asyncio.to_thread(lambda: house.ask("close_account"))
         assert (await line.next())[2]["request"] == asked.id
     await house.inbox.close()
@@ -313,14 +310,12 @@ async def test_x10_a_store_that_fails_for_a_while_loses_no_change(
             raise StoreUnavailableError("The store did not answer.")
 
         monkeypatch.setattr(live.world.store, "heads", down)
-        while hub.alive:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: not hub.alive)
         asked = await asyncio.to_thread(live.ask)
         monkeypatch.setattr(live.world.store, "heads", good)
 
         assert (await line.next())[2]["request"] == asked.id
-        while not hub.alive:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: hub.alive)
 
 
 async def test_x10_nobody_reads_changes_when_nobody_listens(world: World) -> None:
@@ -366,6 +361,39 @@ async def test_x10_what_is_known_of_requests_is_bounded(world: World) -> None:
     assert all(one.canonical == b"{}" for one in hub._known.values())
 
 
+async def test_x10_more_changes_at_once_than_are_kept_reach_everybody_who_sees_them(world: World) -> None:
+    house = House(world, pace=Pace(poll_ms=5, beat_ms=50, ring=1))
+    asked = [house.ask(call_id=f"call-{number}") for number in range(5)]
+    now = world.store.now()
+    async with listening(house, "carol") as line:
+        notes = [Note("default", one.id, 1, "request:denied", now) for one in asked]
+        await house.inbox.hub._spread([_change(note, note.request_id) for note in notes])
+        told = {(await line.next())[2]["request"] for _ in asked}
+    await house.inbox.close()
+
+    assert told == {one.id for one in asked}
+    assert len(house.inbox.hub._known) == 2
+
+
+async def test_x10_what_others_learn_meanwhile_takes_no_change_from_anybody(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(world, pace=Pace(poll_ms=5, beat_ms=50, ring=1))
+    hub, own, others = house.inbox.hub, house.ask(), [house.ask() for _ in range(3)]
+    now, good = world.store.now(), hub._learn
+
+    async def learn(notes: list[Note]) -> Any:
+        found = await good(notes)
+        await good([Note("default", one.id, 1, "request:denied", now) for one in others])
+        return found
+
+    monkeypatch.setattr(hub, "_learn", learn)
+    async with listening(house, "carol") as line:
+        await hub._spread([_change(Note("default", own.id, 1, "request:denied", now), own.id)])
+        assert (await line.next())[2]["request"] == own.id
+    await house.inbox.close()
+
+
 async def test_x10_a_change_that_could_not_be_told_on_is_told_once_it_can(
     live: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,32 +412,32 @@ async def test_x10_a_change_that_could_not_be_told_on_is_told_once_it_can(
         monkeypatch.setattr(live.world.guard, "get", good)
 
         assert (await line.next())[2]["request"] == asked.id
-        while not hub.alive:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: hub.alive)
 
 
 async def test_x10_whatever_else_goes_wrong_every_client_loads_again_and_events_go_on(
-    live: House, monkeypatch: pytest.MonkeyPatch
+    live: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub = live.inbox.hub
     async with listening(live) as line:
         good = live.world.store.heads
 
         def broken() -> Any:
-            raise ValueError("a fault of ours")
+            raise ValueError("the password is hunter2")
 
         monkeypatch.setattr(live.world.store, "heads", broken)
         assert (await line.next())[0] == "reset"
         assert not hub.alive
         monkeypatch.setattr(live.world.store, "heads", good)
-        while not hub.alive:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: hub.alive)
         asked = await asyncio.to_thread(live.ask)
 
         told = await line.next()
         while told[0] == "reset":
             told = await line.next()
         assert told[2]["request"] == asked.id
+    assert "Live events failed, every client is told to load again: builtins.ValueError at " in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 async def test_x10_an_outage_while_nobody_listens_does_not_keep_the_app_unready(
@@ -425,8 +453,7 @@ async def test_x10_an_outage_while_nobody_listens_does_not_keep_the_app_unready(
         task = house.inbox.hub._task
         assert task is not None
         monkeypatch.setattr(world.store, "heads", down)
-        while house.inbox.hub.alive:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: not house.inbox.hub.alive)
     await asyncio.wait_for(task, WAIT_S)
     monkeypatch.setattr(world.store, "heads", good)
 

@@ -176,6 +176,24 @@ def test_x10_a_header_that_may_be_anybodys_is_nobody(client: Any, headers: Any) 
     assert TRUST(_asked(client, *headers)) is None
 
 
+@pytest.mark.parametrize(("roles", "own"), [
+    (None, ["staff"]), ({}, []), ({"staff": "lead"}, ["lead"]),
+    ({"operator": "operator", "staff": "global-operator", "lead": "lead"}, ["operator", "global-operator"]),
+])
+async def test_x10_a_proxys_groups_make_operators_only_where_they_are_mapped(
+    world: World, roles: dict[str, str] | None, own: list[str]
+) -> None:
+    trust = trusted_header(header="x-user", proxies=["127.0.0.0/8"], roles_header="x-groups", roles=roles)
+    headers = {"x-user": "mallory", "x-groups": "operator,staff,global-operator"}
+    transport = httpx.ASGITransport(House(world, authenticate=trust).app, client=("127.0.0.1", 1))
+
+    async with httpx.AsyncClient(transport=transport, base_url=ORIGIN, headers=headers) as client:
+        session = (await client.get("/api/session")).json()
+
+    assert sorted(session["roles"]) == sorted(own)
+    assert (session["operator"], session["global_operator"]) == ("operator" in own, "global-operator" in own)
+
+
 def test_x10_a_proxy_that_speaks_ipv6_for_ipv4_is_the_same_proxy() -> None:
     assert TRUST(_asked(("::ffff:10.0.7.9", 1), (b"x-forwarded-user", b"bob"))) is not None
 
@@ -185,6 +203,9 @@ def test_x10_a_proxy_that_speaks_ipv6_for_ipv4_is_the_same_proxy() -> None:
     {"header": "x-user", "proxies": "10.0.0.0/8"}, {"header": "x user", "proxies": ["10.0.0.0/8"]},
     {"header": "x-user", "proxies": ["10.0.0.0/8"], "tenant": ""}, {"header": "x-user", "proxies": ["0.0.0.0/0"]},
     {"header": "x-user", "proxies": ["10.0.0.0/8", "::/0"]},
+    {"header": "x-user", "proxies": ["10.0.0.0/8"], "roles": {"a": "b"}},
+    {"header": "x-user", "proxies": ["10.0.0.0/8"], "roles_header": "x-groups", "roles": ["a"]},
+    {"header": "x-user", "proxies": ["10.0.0.0/8"], "roles_header": "x-groups", "roles": {"a": ""}},
 ])
 def test_x10_a_trusted_header_needs_its_proxies_by_name(options: Any) -> None:
     with pytest.raises(ConfigurationError):

@@ -16,10 +16,10 @@ from hitl_guard.asgi.desks import Desks
 from hitl_guard.keyring import Keyring, rotated
 from hitl_guard.lifecycle import floods
 from hitl_guard.lifecycle.settings import Settings
-from hitl_guard.models import Requirement, ToolCall, ToolDefinition
+from hitl_guard.models import ApprovalRequest, Principal, Requirement, ToolCall, ToolDefinition
 from hitl_guard.store import lists as store_lists
 from hitl_guard.store.sql import SQLStore
-from tests.asgi.conftest import House
+from tests.asgi.conftest import PEOPLE, House
 from tests.asgi.many import signed
 from tests.asgi.many import store as store_many
 from tests.asgi.test_api import problem
@@ -251,6 +251,30 @@ async def test_x10_what_a_quorum_still_lacks_waits_for_those_who_have_not_voted(
 
     assert flat(await listed(house, "carol", "mine=true", limit=1)) == [wires[4].id]
     assert sorted(flat(await listed(house, "bob", "mine=true", limit=1))) == sorted(one.id for one in wires)
+
+
+async def test_x10_what_somebody_decided_under_another_name_of_theirs_does_not_wait_for_them(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = house.ask("wire")
+    house.world.approve(wire, by=Principal("robert", aliases=("Bob",), unverified_aliases=("kim",)))
+    monkeypatch.setitem(PEOPLE, "kim", Principal("kim"))
+
+    assert [flat(await listed(house, who, "mine=true")) for who in ("bob", "kim", "carol")] == [[], [], [wire.id]]
+
+
+async def test_at69_a_line_of_a_list_costs_nothing_that_grows_with_its_arguments(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looked_at(*_: Any) -> Any:
+        raise AssertionError("a list looked at the arguments")
+
+    monkeypatch.setattr("hitl_guard.render.request.warnings", looked_at)
+    monkeypatch.setattr("hitl_guard.asgi.views.warnings", looked_at)
+    monkeypatch.setattr(ApprovalRequest, "arguments", property(looked_at))
+    asked = house.ask("mail", {"to": "https://xn--80ak6aa92e.com"})
+
+    assert flat(await listed(house, "bob")) == [asked.id]
 
 
 # -- looking through ------------------------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ async def test_x11_a_content_length_that_is_none_is_refused(world: World, stated
     {}, {"content-type": ""}, {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"},
     {"content-type": "multipart/form-data; boundary=x"}, {"content-type": "application/json; charset=utf-16"},
     {"content-type": "application/json, text/plain"}, {"content-type": "application/jsonp"},
+    {"content-type": "application/json; charset = utf-7"}, {"content-type": "application/json; charset*=''utf-7"},
     JSON | {"content-encoding": "gzip"},
 ], ids=str)
 async def test_x11_what_does_not_say_that_it_is_json_is_refused(world: World, headers: dict[str, str]) -> None:
@@ -116,7 +117,18 @@ async def test_x11_what_does_not_say_that_it_is_json_is_refused(world: World, he
 def test_x11_json_is_told_by_one_content_type() -> None:
     assert is_json([(b"Content-Type", b"application/json; charset=UTF-8"), (b"content-encoding", b"identity")])
     assert is_json([(b"content-type", b'application/vnd.chat+json;charset="utf-8"')])
+    assert is_json([(b"content-type", b" application/problem+json ; Charset = utf8 ")])
+    assert is_json([(b"content-type", b"application/json;")])
     assert not is_json([(b"content-type", b"application/json"), (b"content-type", b"text/plain")])
+
+
+@pytest.mark.parametrize("more", [
+    b"; charset=utf-7", b"; charset = utf-7", b"; charset*=us-ascii''utf-7", b"; charset\t=utf-7", b"; charset*0=utf-7",
+    b"; charset=utf-8; charset=utf-7", b'; x="; charset = utf-7"', b"; version=1", b"; charset='utf-8'", b"; charset",
+    b'; charset="utf-8', b"; charset=utf-8, text/plain", b"\x0b", b"; charset=utf-8\xa0", b"; charset=utf-8\n",
+], ids=str)
+def test_x11_a_content_type_that_says_more_than_json_in_utf8_is_refused(more: bytes) -> None:
+    assert not is_json([(b"content-type", b"application/json" + more)])
 
 
 async def test_x11_nobody_is_told_so_before_the_body_is_read(world: World) -> None:
@@ -134,16 +146,32 @@ async def test_x11_nobody_is_told_so_before_the_body_is_read(world: World) -> No
 
 
 @pytest.mark.parametrize("run_of", [
-    lambda request, body: body["no such member"], lambda request, body: body[0], lambda request, body: body.run,
-    lambda request, body: None, lambda request, body: "", lambda request, body: 7, lambda request, body: "r" * 600,
-    lambda request, body: int(body["id"]),
+    lambda request, body: body["no such member"], lambda request, body: None, lambda request, body: "",
+    lambda request, body: 7, lambda request, body: "r" * 600, lambda request, body: int(body["id"]),
 ])
-async def test_x11_answers_of_no_run_are_refused(world: World, run_of: Callable[..., Any]) -> None:
+async def test_x11_answers_of_no_run_are_refused(
+    world: World, run_of: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     chat = Chat(world, run_of=run_of)
 
     assert outcome(await chat.post(FORGED)) == MALFORMED
+    assert caplog.text == ""
     assert (len(chat.codes()), chat.seen) == (1, [])
     assert (await chat.post({"text": "no approval, no run"})).status_code == 201
+
+
+@pytest.mark.parametrize(("run_of", "kind"), [
+    (lambda request, body: body.secret_run, "AttributeError"), (lambda request, body: body + 1, "TypeError"),
+    (lambda request, body: 1 / 0, "ZeroDivisionError"),
+])
+async def test_x11_what_may_be_a_fault_of_the_host_is_refused_and_logged_by_its_kind(
+    world: World, caplog: pytest.LogCaptureFixture, run_of: Callable[..., Any], kind: str
+) -> None:
+    chat = Chat(world, run_of=run_of)
+
+    assert outcome(await chat.post(FORGED)) == MALFORMED
+    assert f"'run_of' failed on a body: builtins.{kind} at " in caplog.text
+    assert "secret_run" not in caplog.text
 
 
 async def test_x11_too_many_answers_are_refused_unread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from starlette.routing import Mount
 from hitl_guard.asgi import provider as client_side
 from hitl_guard.asgi.oidc import OidcLogin
 from hitl_guard.errors import ConfigurationError
+from hitl_guard.lifecycle.settings import Settings
 from tests.asgi.conftest import ORIGIN, House, decision
 from tests.asgi.provider import CLIENT, SECRET, OidcServer, running, shared_secret
 from tests.asgi.test_api import problem
@@ -368,10 +369,24 @@ async def test_x10_a_mail_address_that_nobody_verified_is_no_id(
 async def test_x10_a_group_of_the_operators_name_makes_no_operator_unless_it_is_mapped(
     world: World, oidc: OidcServer
 ) -> None:
-    oidc.person |= {"groups": ["lead", "operator"]}
-    for roles, held in ((None, ["lead"]), ({"operator": "operator"}, ["operator"])):
+    oidc.person |= {"groups": ["lead", "operator", "global-operator"]}
+    both = {"operator": "operator", "global-operator": "global-operator"}
+    for roles, held in ((None, ["lead"]), (both, ["operator", "global-operator"])):
         person = Browser(House(world, authenticate=login(world, oidc, roles=roles)).app)
         await person.log_in()
 
-        assert (await person.app.get("/api/session")).json()["roles"] == held
+        session = (await person.app.get("/api/session")).json()
+        assert session["roles"] == held
+        assert session["operator"] is session["global_operator"] is (roles is both)
         await person.close()
+
+
+async def test_x10_the_operators_roles_are_the_ones_of_the_settings(world: World, oidc: OidcServer) -> None:
+    oidc.person |= {"groups": ["ops", "ops-everywhere", "operator"]}
+    own = World(world.store, settings=Settings(operator_role="ops", global_operator_role="ops-everywhere"))
+    person = Browser(House(own, authenticate=login(own, oidc)).app)
+
+    await person.log_in()
+
+    assert (await person.app.get("/api/session")).json()["roles"] == ["operator"]
+    await person.close()

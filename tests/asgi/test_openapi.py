@@ -65,6 +65,22 @@ async def test_x10_real_answers_have_the_documented_shape(filled: House) -> None
         jsonschema.validate(answer.json(), schema, jsonschema.Draft202012Validator)
 
 
+def test_x10_the_document_says_what_the_forms_take_and_that_the_control_row_may_not_verify(house: House) -> None:
+    paths = document(house.app.routes)["paths"]
+
+    def fits(path: str, **form: Any) -> bool:
+        content = paths[path]["post"]["requestBody"]["content"]
+        return jsonschema.Draft202012Validator(content["application/x-www-form-urlencoded"]["schema"]).is_valid(form)
+
+    assert fits("/bulk", answer="approve", pick=["id fingerprint"], seen=["proof"], reason="Fine.")
+    assert fits("/control", change="pause", tool="t" * 512, reason="r" * 4096)
+    assert fits("/control", change="unmute", tool="t", user="u" * 512)
+    assert not fits("/control", change="pause", tool="t" * 513)
+    assert not fits("/control", change="pause", tool="t", agent="a")
+    assert not fits("/bulk", answer="approve", pick=["x"] * 101)
+    assert "409" in paths["/api/control"]["get"]["responses"]
+
+
 @pytest.mark.parametrize("who", ["olga", "bob", None])
 def test_x10_the_app_does_what_its_document_says(filled: House, who: str | None) -> None:
     headers = {} if who is None else {"authorization": f"Bearer {who}"}

@@ -12,8 +12,8 @@ from hitl_guard.asgi.events import Pace
 from hitl_guard.asgi.ring import FULL_RINGS, Note, Ring, Rings
 from hitl_guard.lifecycle.feed import Change
 from tests.asgi.conftest import House
-from tests.asgi.test_events import FAST, WAIT_S, listening
-from tests.support import World
+from tests.asgi.test_events import FAST, listening
+from tests.support import WAIT_S, World
 
 
 def note(tenant: str, at: int, request_id: str = "r") -> Note:
@@ -124,10 +124,11 @@ async def test_x10_a_first_stream_that_opens_while_changes_are_told_misses_none(
         viewer = await house.inbox.viewer(_dave())
         assert viewer is not None
 
-        async def learning(notes: list[Note]) -> None:
-            await good(notes)
+        async def learning(notes: list[Note]) -> Any:
+            known = await good(notes)
             monkeypatch.setattr(hub, "_learn", good)
             streams.append(await hub.open(viewer, None))
+            return known
 
         monkeypatch.setattr(hub, "_learn", learning)
         await hub._spread([change("other", asked.id, world.store.now())])

@@ -44,7 +44,7 @@ async def test_at50_a_call_that_needs_a_passkey_is_approved_with_one(site: Site,
 
     await page.get_by_role("button", name="Approve", exact=True).click()
 
-    await expect(page.locator("#notice")).to_have_text("Your decision is recorded.")
+    await expect(page.locator("#notice")).to_have_text("Approved.")
     assert site.state(request) == "approved"
     assert site.guard.get(request.id).votes[0].channel == "inbox"
 
@@ -68,6 +68,28 @@ async def test_1500_that_becomes_9500_on_its_way_is_refused(site: Site, visit: O
     assert site.state(request) == "pending"
 
 
+async def test_a_denial_that_mutes_is_proven_with_the_passkey_and_a_plain_one_needs_none(
+    site: Site, visit: Opened
+) -> None:
+    plain, muting = site.ask("payout", {"amount": 1}), site.ask("payout", {"amount": 2})
+    page = await visit()
+    await authenticator(page)
+    await register(page)
+    await page.goto(f"/requests/{plain.id}")
+    await page.get_by_role("button", name="Deny").click()
+    await expect(page.locator("#notice")).to_have_text("Denied.")
+    await page.goto(f"/requests/{muting.id}")
+
+    await page.get_by_label("to refuse more than this needs your passkey").select_option(label=(
+        "refuse this tool for this requester for an hour"
+    ))
+    await page.get_by_role("button", name="Deny").click()
+
+    await expect(page.locator("#notice")).to_have_text("Denied.")
+    assert [site.guard.get(one.id).votes[0].evidence for one in (plain, muting)] == ["hmac", "passkey"]
+    assert [mute.tool for mute in site.guard.control().mutes] == ["payout"]
+
+
 async def test_an_edit_is_signed_as_it_will_run(site: Site, visit: Opened) -> None:
     request = site.ask("payout", {"amount": 12345678901234567890})
     page = await visit()
@@ -81,7 +103,7 @@ async def test_an_edit_is_signed_as_it_will_run(site: Site, visit: Opened) -> No
 
     await page.get_by_role("button", name="Approve the changed call").click()
 
-    await expect(page.locator("#notice")).to_have_text("Your decision is recorded.")
+    await expect(page.locator("#notice")).to_have_text("Approved.")
     await expect(page.locator("#arguments")).to_contain_text("12345678901234567891")
     assert site.state(request) == "superseded"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import re
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from hitl_guard.errors import CanonicalizationError
 from hitl_guard.render import arguments, escape, warnings
 from hitl_guard.render.layout import LONG_TEXT
 from hitl_guard.render.markup import MAX_INDENT, differences, finalize, laid, shown, text, value_text
-from hitl_guard.render.secrets import MASK, MAX_STEPS, masked, pointer, secret_pointers
+from hitl_guard.render.secrets import MASK, MAX_PLACES, MAX_STEPS, left_masked, masked, pointer, secret_pointers
 from tests.unit.test_render import UNSEEN, is_plain, json_values
 
 ATTACKS = {
@@ -199,12 +201,105 @@ def test_plain_data_is_masked_the_same() -> None:
     ({"properties": {"a": {"$ref": "#/type/x"}, "c": {"x-secret": True}}, "type": "object"}, {"/a"}),
     ({"properties": {"a": {"$ref": "#"}, "c": {"x-secret": True}}}, set()),
     ({"properties": {"a": {"$ref": "#a"}}}, set()),
+    ({"dependencies": {"b": {"properties": {"a": {"x-secret": True}}}, "a": ["b"]}}, {"/a"}),
+    ({"dependencies": ["a"], "properties": {"b": {"x-secret": True}}}, {"/b"}),
+    ({"extends": {"properties": {"a": {"x-secret": True}}}}, {"/a"}),
+    ({"extends": [{"properties": {"a": {"x-secret": True}}}], "type": ["object"]}, {"/a"}),
+    ({"properties": {"a": {"contentSchema": {"properties": {"k": {"x-secret": True}}}}}}, {"/a"}),
+    ({"properties": {"a": {"contentSchema": {"$ref": "#/x"}}, "b": {"contentSchema": {"$ref": "#"}}},
+      "x": {"x-secret": True}}, {"/a"}),
+    ({"properties": {"a": {"contentSchema": {"title": "x"}}, "c": {"x-secret": True}}}, set()),
+    ({"properties": {"a": {"$ref": "#/properties/b"}, "b": None, "c": {"x-secret": True}}}, {"/a"}),
+    ({"properties": {"a": {"$ref": "#/title/0"}, "c": {"x-secret": True}}, "title": "x"}, {"/a"}),
     ({"x-secret": True}, {""}),
     ({"properties": {"a": {"x-secret": False, "writeOnly": False}}}, set()),
     (None, set()),
 ])
 def test_in_doubt_a_value_is_secret(schema: Any, places: set[str]) -> None:
     assert secret_pointers(schema, {"a": "one", "b": [1, 2]}) == places
+
+
+SECRET, PLAIN = {"x-secret": True}, {"type": "string"}
+RESOURCE = {"$defs": {"s": SECRET}, "properties": {"p": {"$ref": "#/$defs/s"}}}
+
+
+@pytest.mark.parametrize(("schema", "places"), [
+    ({"$defs": {"s": PLAIN}, "properties": {"a": RESOURCE | {"$id": "https://x.example/s"}}}, {"/a/p"}),
+    ({"$defs": {"s": PLAIN}, "properties": {"a": RESOURCE | {"id": "https://x.example/s"}}}, {"/a/p"}),
+    ({"$defs": {"s": PLAIN}, "properties": {"a": RESOURCE}, "x": SECRET}, set()),
+    ({"$defs": {"s": PLAIN, "r": RESOURCE | {"$id": "r"}}, "properties": {"a": {"$ref": "#/$defs/r"}}}, {"/a/p"}),
+    ({"$defs": {"s": PLAIN, "r": RESOURCE | {"$id": "r"}},
+      "properties": {"a": {"properties": {"p": {"$ref": "#/$defs/r/properties/p"}}}}}, {"/a/p"}),
+    ({"$defs": {"s": SECRET}, "properties": {"a": {"$id": "a", "properties": {"p": {"$ref": "#/$defs/s"}}}}}, {"/a/p"}),
+    ({"$defs": {"s": SECRET}, "properties": {"a": {"$id": "a", "$defs": {"s": PLAIN},
+                                                   "properties": {"p": {"$ref": "#/$defs/s"}}}}}, {"/a/p"}),
+])
+def test_x21_a_reference_below_an_embedded_id_may_lead_to_a_secret(schema: Any, places: set[str]) -> None:
+    assert secret_pointers(schema, {"a": {"p": "hunter2", "q": "plain"}}) == places
+
+
+def test_x21_a_mask_that_was_left_where_a_secret_belongs_is_told() -> None:
+    for place in (("password",), ("card",), ("keys", 1), ("nested", "token")):
+        bent = masked(VALUES, {pointer(*place)})
+        assert left_masked(SCHEMA, bent)
+    assert not left_masked(SCHEMA, VALUES | {"user": MASK})
+    assert not left_masked(None, {"password": MASK})
+
+
+def test_a_value_inside_a_masked_one_needs_no_pointer_of_its_own() -> None:
+    for places in (["/card", "/card/number"], ["/card/number", "/card"]):
+        assert masked(VALUES, places)["card"] == MASK
+        assert laid(signed(VALUES), masks=places).masked == ("/card",)
+
+
+def test_a_call_with_secrets_in_too_long_places_is_masked_as_a_whole() -> None:
+    schema = {"properties": {"pins": {"additionalProperties": {"items": {"x-secret": True}}}}}
+
+    def found(count: int) -> frozenset[str]:
+        return secret_pointers(schema, {"pins": {"k" * (MAX_PLACES // 10): [0] * count}})
+
+    assert len(found(9)) == 9
+    assert found(10) == {""}
+
+
+LISTS: dict[str, Any] = {"properties": {"pin": SECRET, "data": {"additionalProperties": {"items": PLAIN}}}}
+SECRET_LISTS: dict[str, Any] = {"properties": {"data": {"additionalProperties": {"items": SECRET}}}}
+LOOKS: dict[str, Callable[[Any, Any], Any]] = {
+    "differences": lambda old, new: differences(old, new),
+    "laid": lambda old, new: laid(signed(new), masks={"/pin"}),
+    "masked": lambda old, new: masked(new, {"/pin"}),
+    "places": lambda old, new: secret_pointers(LISTS, new),
+    "secret places": lambda old, new: secret_pointers(SECRET_LISTS, new),
+    "masks": lambda old, new: left_masked(LISTS, new),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_at69_a_long_name_of_many_values_takes_memory_as_the_call_does(look: Callable[[Any, Any], Any]) -> None:
+    def peak(size: int) -> int:
+        old, new = ({"data": {"k" * (50 * size): [number] * size}, "pin": "1"} for number in (1, 2))
+        tracemalloc.start()
+        look(old, new)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    peak(10)  # what is imported or cached once
+
+    # A pointer for each value would take 200 MB, and four times as much for twice as long a call.
+    assert peak(4_000) < 3 * peak(2_000) + 2_000_000 < 80_000_000
+
+
+def test_differences_in_too_long_places_are_counted_and_not_named() -> None:
+    old, new = ({"k" * (MAX_PLACES // 10): [number] * 20, "z": number} for number in (1, 2))
+
+    *named, rest = differences(old, new)
+
+    assert len(named) == 9
+    assert words(rest.place) == "(too many differences: 12 more are not named here)"
+    assert (rest.before, rest.after) == (None, None)
+    (only,) = differences({"k" * MAX_PLACES: 1}, {"k" * MAX_PLACES: 2})
+    assert words(only.place) == "(too many differences: 1 more is not named here)"
 
 
 def test_a_schema_that_takes_too_long_masks_everything() -> None:
@@ -255,6 +350,8 @@ def test_a_number_and_its_text_differ_and_an_empty_list_is_a_value() -> None:
 
     assert [(words(one.before or ""), words(one.after or "")) for one in found] == [("1", '"1"'), ("[]", "{}")]
     assert differences({"a": [1, {}]}, {"a": [1, {}]}) == []
+    assert len(differences({"a": [1]}, {"a": {"0": 1}})) == 2
+    assert len(differences({"a": [1, 2]}, {"a": 1})) == len(differences({"a": 1}, {"a": [1, 2]})) == 3
 
 
 def test_at67_a_secret_that_differs_is_named_and_not_shown() -> None:

@@ -32,7 +32,8 @@ RESULT = {"type": "tool-result", "toolCallId": "c1", "toolName": "refund", "outp
 
 
 def model(*contents: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"messages": [{"role": "x", "content": content} for content in contents]}
+    return {"messages": [{"role": "assistant" if CALL in content else "tool", "content": content}
+                         for content in contents]}
 
 
 MCP = {"type": "mcp_approval_request", "id": "m1", "name": "refund", "arguments": '{"amount":1}', "server_label": "s"}
@@ -163,7 +164,7 @@ def test_x11_an_answer_in_model_messages_is_tied_to_its_request_and_its_call() -
 
 @pytest.mark.parametrize(("result", "outcome"), [
     (RESULT, "output"), (RESULT | {"output": {"type": "error-text", "value": "x"}}, "error"),
-    (RESULT | {"output": {"type": "execution-denied"}}, "error"), (RESULT | {"type": "tool-error"}, "error"),
+    (RESULT | {"output": {"type": "execution-denied"}}, "error"), (RESULT | {"type": "tool-error"}, "none"),
     (RESULT | {"output": "plain"}, "output"), (RESULT | {"toolCallId": "c2"}, "none"),
 ])
 def test_x11_a_result_after_the_answer_makes_it_history(result: dict[str, Any], outcome: str) -> None:
@@ -172,6 +173,80 @@ def test_x11_a_result_after_the_answer_makes_it_history(result: dict[str, Any], 
     assert only(model([CALL, ASKED], [result], [ANSWER])).outcome == "none"
     elsewhere = model([CALL, ASKED], [ANSWER]) | {"zz": [{"content": [result]}]}
     assert only(elsewhere).outcome == "none"
+
+
+UNSEEN = {
+    "spelled otherwise": model([without_none(RESULT | {"toolCallId": None, "tool_call_id": "c1"})]),
+    "a message": {"messages": [RESULT | {"role": "tool"}]},
+    "a message of another role": {"messages": [RESULT | {"role": "data", "type": "tool-error", "content": []}]},
+    "in a message of another role": {"messages": [{"role": "assistant", "content": [RESULT]}]},
+    "in parts": {"messages": [{"role": "tool", "parts": [RESULT]}]},
+    "in a list inside the content": model([[RESULT]]),  # type: ignore[list-item]
+    "an item": {"messages": [{"type": "function_call_output", "call_id": "c1", "output": "x"}]},
+    "of the chat format": {"messages": [{"role": "tool", "toolCallId": "c1", "content": "x"}]},
+}
+
+
+@pytest.mark.parametrize("result", UNSEEN.values(), ids=UNSEEN)
+def test_x11_a_result_that_the_formats_reader_does_not_see_makes_no_history(result: dict[str, Any]) -> None:
+    body = model([CALL, ASKED], [ANSWER])
+    other = CALL | {"input": {"amount": 9}}
+
+    body["messages"] += result["messages"]
+    restated = {"messages": [{"content": [other]}, *result["messages"], {"content": [CALL]}]}
+
+    assert only(body).outcome == "none"
+    assert other["input"] in [call.arguments for call in claims_in(restated)[1].open("c1")]
+
+
+def test_x11_an_answer_in_snake_case_is_history_by_a_result_in_snake_case() -> None:
+    def snake(part: dict[str, Any]) -> dict[str, Any]:
+        return {name.replace("Id", "_id").replace("toolC", "tool_c"): value for name, value in part.items()}
+
+    assert only(model([CALL, ASKED], [snake(ANSWER)], [snake(RESULT)])).outcome == "output"
+    assert only(model([CALL, ASKED], [snake(ANSWER)], [RESULT])).outcome == "none"
+
+
+def test_x11_an_mcp_result_in_a_messages_content_is_no_item() -> None:
+    called = {"type": "mcp_call", "approval_request_id": "m1", "name": "refund", "arguments": "{}", "output": "x"}
+
+    assert only({"input": [MCP, MCP_ANSWER, {"role": "assistant", "content": [called]}]}).outcome == "none"
+
+
+TWICE = {
+    "a call's id": {"content": [CALL | {"tool_call_id": "zzz"}]},
+    "a tool part's id": {"parts": [{"type": "tool-refund", "toolCallId": "c1", "tool_call_id": "zzz", "input": {}}]},
+    "a call's name": {"content": [CALL | {"tool_name": "other"}]},
+    "a call's arguments": {"content": [CALL | {"args": {"amount": 9}}]},
+    "a result's id": {"role": "tool", "content": [RESULT | {"tool_call_id": "c1"}]},
+    "the id of a result of the chat format": {"role": "tool", "toolCallId": "c1", "tool_call_id": "zzz"},
+}
+
+
+@pytest.mark.parametrize("message", TWICE.values(), ids=TWICE)
+def test_x11_what_says_something_twice_is_refused_whatever_it_says(message: dict[str, Any]) -> None:
+    body = model([CALL, ASKED], [ANSWER])
+    body["messages"].insert(1, message)
+
+    with pytest.raises(InvalidApprovalError) as refusal:
+        claims_in(body)
+
+    assert refusal.value.detail == "malformed"
+
+
+def test_x11_arguments_that_are_there_twice_and_alike_are_one_statement() -> None:
+    calls = claims_in({"content": [CALL | {"args": {"amount": 1.0}}]})[1]
+
+    assert [call.arguments for call in calls.open("c1")] == [{"amount": 1}]
+
+
+def test_x11_a_result_that_repeats_its_call_states_it() -> None:
+    repeated = [RESULT | {"args": {"amount": 9}}, RESULT | {"type": "tool-error", "input": {"amount": 7}}]
+    calls = claims_in({"content": [CALL, *repeated, {"type": "tool-result", "toolCallId": "c1", "input": {}}]})[1]
+
+    assert [(call.tool, call.arguments) for call in calls.open("c1")] == [
+        ("refund", {"amount": 1}), ("refund", {"amount": 9}), ("refund", {"amount": 7}), ("result", {}),
+    ]
 
 
 def test_x11_the_nearest_call_before_the_request_is_meant_where_ids_are_repeated() -> None:
@@ -247,7 +322,7 @@ def test_x11_statements_of_a_call_are_found_in_every_format() -> None:
     function = {"name": "refund", "arguments": '{"amount":1}'}
     body = {"messages": [
         {"parts": [{"type": "tool-refund", "toolCallId": "c1", "state": "output-available", "input": {"amount": 1}}]},
-        {"content": [CALL]}, {"content": [RESULT]},
+        {"content": [CALL]}, {"role": "tool", "content": [RESULT]},
         {"tool_calls": [{"id": "c1", "function": function}, "x", {"id": 7, "function": function}]},
         {"role": "tool", "tool_call_id": "c1"},
         {"type": "function_call", "call_id": "c1", **function}, {"type": "function_call_output", "call_id": "c1"},
@@ -320,7 +395,8 @@ def _rounded(value: Any) -> Any:
 @pytest.mark.parametrize(("stored", "posted", "same"), [
     (2**53 + 1, 2**53, True), (2**53 + 1, float(2**53), True), (2**53 + 1, 2**53 + 2, False), (1, 1.0, True),
     (1, True, False), (True, 1, False), (1, "1", False), (None, 0, False), (0, None, False), (10**400, None, True),
-    (10**400, 10**400, False), (1, 10**400, False), (-0.0, 0, True), ("\u00e9", "e\u0301", False), ([1], [1, 2], False),
+    (10**400, 10**400, True), (10**400, 10**400 + 1, False), (1, 10**400, False), (-0.0, 0, True),
+    ("\u00e9", "e\u0301", False), ([1], [1, 2], False),
     ({"a": 1}, {"a": 1, "b": None}, False), ({"a": [2**60]}, {"a": [2**60 + 1]}, True), ([], {}, False),
 ])
 def test_x11_numbers_are_compared_as_a_browser_keeps_them(stored: Any, posted: Any, same: bool) -> None:

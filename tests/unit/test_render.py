@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from dataclasses import replace
+from time import process_time
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ UNSEEN = {
     "unassigned": "\u0378", "noncharacter": "\ufffe", "lone surrogate": "\ud800", "hangul filler": "\u3164",
     "choseong filler": "\u115f", "halfwidth filler": "\uffa0", "khmer vowel": "\u17b4", "khitan filler": "\U00016fe4",
     "empty braille": "\u2800", "empty note": "\U0001d159", "interlinear": "\ufff9",
+    "egyptian blank": "\U00013441", "egyptian half blank": "\U00013442",
 } | {f"bidi {ord(one):04x}": one for one in BIDI_CONTROLS}
 
 json_values = st.recursive(
@@ -264,11 +266,62 @@ def test_punycode_is_decoded_beside_the_raw_name() -> None:
     assert "= \\u0430\\u0440\\u0440\\u04cf\\u0435.com)." in puny
 
 
-@pytest.mark.parametrize("label", ["xn--\u0430", "xn--99999999999", "xn--a-\xe9", "xn--" + "9" * 300])
+@pytest.mark.parametrize(
+    "label",
+    [
+        "xn--\u0430", "xn--99999999999", "xn--a-\xe9", "xn--" + "9" * 300, "xn--" + "a" * 60,
+        "xn--80ak6aa92e" + ".a" * 120,
+    ],
+)
 def test_malformed_punycode_is_said_to_be_malformed(label: str) -> None:
     puny = next(one for one in warnings(signed({"url": f"{label}.com"})) if one.startswith("punycode-host: "))
 
     assert "reads as nothing valid" in puny
+
+
+def test_punycode_as_long_as_a_name_may_be_is_decoded() -> None:
+    longest = "xn--" + "a" * 54 + "-zp5d"
+
+    assert "as nothing valid" not in "".join(warnings(signed({"url": f"{longest}.com"})))
+
+
+def test_at58_of_a_host_name_without_end_its_end_is_named() -> None:
+    hosts = ["xn--80ak6aa92e." * 50 + "evil.org", "p\u0430y." * 99 + "evil.com"]
+
+    mixed, puny = warnings(signed({"urls": hosts}))
+
+    assert "y.evil.com has CYRILLIC and LATIN" in mixed
+    assert "xn--80ak6aa92e.evil.org reads as nothing valid" in puny
+    assert mixed.count("(...") == puny.count("(...") == 1
+    assert max(len(mixed), len(puny)) < 300
+
+
+HOSTILE: dict[str, Any] = {
+    "one label of punycode": lambda size: "xn--" + "9" * size + ".com",
+    "labels of punycode": lambda size: "xn--80ak6aa92e." * (size // 15) + "com",
+    "hosts of punycode": lambda size: " ".join(f"xn--80ak6aa92e{number}.com" for number in range(size // 20)),
+    "hosts of two alphabets": lambda size: " ".join(f"\u0430pple{number}.com" for number in range(size // 12)),
+    "marks out of order": lambda size: "\u1e69" + "\u0301\u0323" * (size // 2),
+    "marks in order": lambda size: "\u1e69" + "\u0323" * (size // 2) + "\u0301" * (size // 2),
+    "digits": lambda size: "\u0661" * size,
+    "dots": lambda size: "a." * (size // 2),
+    "no end": lambda size: "a" * size,
+}
+
+
+@pytest.mark.parametrize("shape", HOSTILE)
+def test_at69_sixteen_times_as_long_a_text_takes_about_sixteen_times_the_work(shape: str) -> None:
+    def work(size: int) -> float:
+        data = signed({"text": HOSTILE[shape](size)})
+        spent = []
+        for _ in range(3):
+            before = process_time()
+            warnings(data)
+            spent.append(process_time() - before)
+        return min(spent)
+
+    # What grows with the square of the length takes 256 times the work.
+    assert work(64_000) < 60 * work(4_000)
 
 
 def test_a_long_text_is_pointed_out_with_its_length() -> None:
@@ -386,7 +439,8 @@ def test_the_json_view_has_the_signed_text_its_value_and_every_id_and_time() -> 
         "canonical": '{"a":"\u202e","b":1152921504606846976}', "decide_by": NOW + 3_600_000, "execute_by": None,
         "fingerprint": "f" * 64, "id": "r" * 22, "issued_at": NOW, "key_id": "k-1", "occurrence": 0,
         "policy_version": "b" * 64, "reason": "Money leaves the house.", "requirements": [needs[0].to_json()],
-        "rules": ["refunds"], "run_id": "run-1", "state": "pending", "supersedes": None, "tenant": "acme",
+        "rules": ["refunds"], "run_id": "run-1", "secrets": [], "state": "pending", "supersedes": None,
+        "tenant": "acme",
         "tool": "refund", "user": "ana", "version": 0,
         "votes": [{
             "approve": True, "approver": "bob", "at": NOW, "automatic": False, "channel": "cli",

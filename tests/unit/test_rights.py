@@ -63,6 +63,11 @@ def test_a_folded_name_stays_as_it_is(name: str) -> None:
         ("ana", "ANA"), ("ana", " Ana "), ("ana", "\uff41\uff4e\uff41"), ("stra\u00dfe", "STRASSE"), ("\ufb01x", "FIX"),
         ("\u212a", "k"), ("\u03c3", "\u03c2"), ("\u1fb7", "\u0391\u0342\u0399"), ("\u0390", "\u1fd3"),
         ("\u03aa\u0301", "\u1fd3"), ("\u1e9e", "ss"), ("e\u0301", "\u00c9"), ("\u00b5", "\u03bc"),
+        ("an a", "an\xa0a"), ("an a", "An\u3000A"),
+        *(("ana", f"a{unseen}na{unseen}") for unseen in (
+            "\u200b", "\u202e", "\ufe0f", "\u034f", "\u3164", "\uffa0", "\u2800", "\u115f", "\u180b", "\U000e0100",
+            "\x00", "\x7f", "\u2028", "\ue000", "\u1680", "\u20dd", "\U00013441",
+        )),
     ],
 )
 def test_spellings_of_one_name_are_one(one: str, other: str) -> None:

@@ -48,7 +48,7 @@ async function decideByPasskey(form) {
   const challenge = await post(`api/requests/${id}/challenge`, `{${said}}`);
   const evidence = JSON.stringify({ticket: challenge.ticket, response: await signed(challenge.options)});
   const decision = await post(`api/requests/${id}/decision`, `{${said},"evidence":${evidence}}`);
-  location.assign(`${base}/requests/${encodeURIComponent(decision.request_id)}?done=decided`);
+  location.assign(`${base}/requests/${encodeURIComponent(decision.request_id)}?done=yes`);
 }
 
 const able = window.isSecureContext && typeof PublicKeyCredential === "function"
@@ -59,9 +59,10 @@ for (const form of every("form[data-passkey]")) {
     if (form.contains(approve)) doubts.add("passkey");
     continue;
   }
-  const button = find("[data-needs-script]", form);
+  const button = find("[data-needs-script]", form) || find("button", form);
   if (button !== approve) button.disabled = false;
   form.addEventListener("submit", async (event) => {
+    if (form.dataset.passkey === "deny" && !form.elements.mute.value) return; // a plain denial needs none
     event.preventDefault();
     button.disabled = true;
     try {
