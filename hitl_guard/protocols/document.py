@@ -72,28 +72,33 @@ class Document:
                         stack.append((item, (path, place), name, owner))
             elif type(value) is dict:
                 position += 1
-                data = self._sort(_node(value, path, name, position, owner), name)
+                data = self._sort(value, path, name, position, owner)
                 for key in reversed(value):
                     item = value[key]
                     if (type(item) is dict or type(item) is list) and key not in data:
                         stack.append((item, (path, key), key, value))
 
-    def _sort(self, node: Node, name: str) -> frozenset[str]:
+    def _sort(
+        self, value: dict[str, Any], path: Path, name: str, position: int, owner: dict[str, Any] | None
+    ) -> frozenset[str]:
         """Put an object where its parsers find it, whatever else it is; return which of its members are data."""
-        value, data = node.value, _NOTHING
         kind = value.get("type")
-        if type(kind) is str and (kind.startswith("tool-") or kind == "dynamic-tool"):
-            self.parts.append(node)
-            data = _DATA if node.part else _NOTHING
-        elif name == "parts" and "approval" in value:
-            self.parts.append(node)
+        is_tool = type(kind) is str and (kind.startswith("tool-") or kind == "dynamic-tool")
+        places = []
+        if is_tool or (name == "parts" and "approval" in value):
+            places.append(self.parts)
         if type(kind) is str and kind in _ITEMS:
-            self.items.append(node)
+            places.append(self.items)
         if "tool_calls" in value or "toolCalls" in value or value.get("role") == "tool":
-            self.messages.append(node)
+            places.append(self.messages)
         if name == "resume" and ("interruptId" in value or "interrupt_id" in value):
-            self.resumes.append(node)
-        return data
+            places.append(self.resumes)
+        if not places:
+            return _NOTHING  # as nearly every object of a conversation
+        node = _node(value, path, name, position, owner)
+        for place in places:
+            place.append(node)
+        return _DATA if is_tool and node.part else _NOTHING
 
 
 def _node(value: dict[str, Any], path: Path, name: str, position: int, owner: dict[str, Any] | None) -> Node:
