@@ -30,6 +30,7 @@ _EDGE = float(2**53)
 _UNSORTED = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _SORTED = _UNSORTED | orjson.OPT_SORT_KEYS
 _SIMPLE = frozenset({str, int, bool, type(None)})
+_NOT_INTEGERS = frozenset({str, float, bool, type(None)})
 _SMALL = 256
 """A value of so few nodes is small: it can't hold one string so often that writing it first takes the memory."""
 
@@ -347,6 +348,8 @@ def _as_numbers(value: Any, schema: object) -> Any:
     if type(value) is int:
         return float(value) if -(2**53) <= value <= 2**53 and _says_number(schema.get("type")) else value
     if type(value) is dict:
+        if _NOT_INTEGERS.issuperset(map(type, value.values())):  # the arguments of most calls
+            return value
         return {name: _as_numbers(item, _member_schema(schema, name)) for name, item in value.items()}
     if type(value) is list and "prefixItems" not in schema:
         return [_as_numbers(item, schema.get("items")) for item in value]

@@ -31,7 +31,10 @@ _DECISION = b"hitl-guard/decision/v1\0"
 
 def joined(*parts: bytes) -> bytes:
     """Join byte strings injectively: each with its length as 8 big-endian bytes in front (as DSSE's PAE does)."""
-    return b"".join([piece for part in parts for piece in (len(part).to_bytes(8, "big"), part)])
+    whole: list[bytes] = []
+    for part in parts:
+        whole += (len(part).to_bytes(8, "big"), part)
+    return b"".join(whole)
 
 
 def fingerprint(tool: str, arguments: bytes) -> str:

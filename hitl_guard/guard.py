@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 
 from .dropin import DropIn
@@ -231,14 +231,12 @@ class Guard(People, DropIn):
     def _free_permit(self, call: ToolCall) -> Permit | None:
         """Return the permit of a call that was never asked for and needs nobody; None: `_permit` will say. Only reads.
         """
-        with suppress(HitlGuardError, _MustAsk):
+        try:
             bound = self._desk.bind(call)
-            reading = self._desk.read_new(
-                bound.scope.tenant, identity=bound.identity, spend_key=bound.spend_key
-            )
-            if reading is not None:
-                return self._decide_by_policy(bound, reading, ask_people=False, write=False)
-        return None
+            reading = self._desk.read_new(bound.scope.tenant, identity=bound.identity, spend_key=bound.spend_key)
+            return None if reading is None else self._decide_by_policy(bound, reading, ask_people=False, write=False)
+        except (HitlGuardError, _MustAsk):
+            return None
 
     def _authorize(
         self, call: ToolCall, *, request_id: str | None = None, token: str | bytes | None = None,

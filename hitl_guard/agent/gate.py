@@ -125,10 +125,10 @@ class Gate:
 
     def _silent(self, tool: Tool) -> bool:
         # Never by their truth: a policy object that is callable may read as empty.
-        one, two, three = self.require, self.own, self._default(tool).require_approval
-        return (
-            (one is False or one is None) and (two is False or two is None) and (three is False or three is None)
-        )
+        one, two, three = self.require, self.own, tool.policy.require_approval
+        if (one is False or one is None) and (two is False or two is None):
+            return three is False or three is None or self._default(tool) is _NO_POLICY
+        return False
 
     @staticmethod
     def demanded() -> Verdict:

@@ -70,7 +70,8 @@ class Bound:
         """Raise `PausedError` or `PolicyChangedError` as the control row says of the tool, the agent, and every agent
         that it works for.
         """
-        for agent in {self.agent, *asked_by, *self.agents}:
+        agents = {self.agent, *asked_by, *self.agents} if asked_by or self.agents else (self.agent,)
+        for agent in agents:
             control.check(tool=self.tool, agent=agent, policy_version=policy_version)
 
     def check_definition(self) -> None:

@@ -77,7 +77,7 @@ class Desk:
     _removed: dict[bytes, int] = field(default_factory=dict)
     _prune_at: int = REMEMBERED
     _lock: Lock = field(default_factory=Lock)
-    _controls: dict[str, tuple[ControlRow | None, ControlRow | None, int, controls.Control]] = field(
+    _controls: dict[str, tuple[tuple[ControlRow | None, ControlRow | None], int, controls.Control]] = field(
         default_factory=dict
     )
 
@@ -194,8 +194,8 @@ class Desk:
         rows, generation = (loaded.control, loaded.everywhere), self.signer.keyring.generation
         known = self._controls.get(tenant)
         overtaken = loaded.control_overtaken or loaded.everywhere_overtaken
-        if known is not None and not overtaken and known[:3] == (*rows, generation):
-            return known[3]
+        if known is not None and not overtaken and known[0] == rows and known[1] == generation:
+            return known[2]
         control, everywhere = (
             controls.verify(row, tenant=of, overtaken=newer, signer=self.signer, now=loaded.now)
             for row, of, newer in zip(
@@ -205,7 +205,7 @@ class Desk:
         control = control.below(everywhere)
         if len(self._controls) > 1_000:
             self._controls.clear()
-        self._controls[tenant] = (*rows, generation, control)
+        self._controls[tenant] = (rows, generation, control)
         return control
 
     def verify(self, row: Any, events: Any, now: int, *, any_earlier_epoch: bool = False) -> records.Record:

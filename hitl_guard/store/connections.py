@@ -52,18 +52,18 @@ class Connections:
         """Whether a reader's connection is open and lent to nobody right now."""
         return self._readers.idle()
 
-    def read(self, work: Callable[[Any], _T]) -> _T:
-        """Return what ``work`` reads on a driver's connection, outside any transaction."""
-        return self._use(self._readers, work)
+    def read(self, work: Callable[..., _T], *given: Any) -> _T:
+        """Return what ``work`` reads on a driver's connection and with ``given``, outside any transaction."""
+        return self._use(self._readers, work, *given)
 
     def listen(self, work: Callable[[Any], _T]) -> _T:
         """Return what ``work`` hears on a connection that listens; it goes on listening between two calls."""
         return self._use(self._listeners, work)
 
-    def _use(self, pool: Pool, work: Callable[[Any], _T]) -> _T:
+    def _use(self, pool: Pool, work: Callable[..., _T], *given: Any) -> _T:
         lease = self._borrow(pool)
         try:
-            found = work(lease.raw)
+            found = work(lease.raw, *given)
         except self._dialect.error as error:
             pool.discard(lease)
             self.heed(error)

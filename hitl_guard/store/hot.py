@@ -43,12 +43,23 @@ class Words:
         share: How a SELECT locks the rows it reads against change until the transaction ends.
         dual: What a SELECT without a table needs between its list and its WHERE.
         skip: How an INSERT reports a taken unique key as zero rows instead of an error, where that is possible.
+        binary: A constant of bytes, its hex digits left to be filled in.
     """
 
     clock: str
     share: str = ""
     dual: str = ""
     skip: str = ""
+    binary: str = "x'{}'"
+
+    def constants(self, text: str) -> str:
+        """Return a part of a statement with the clock, and the keys of what reaches every tenant, written out.
+
+        (A constant in the text costs a reading less than one more parameter.)
+        """
+        digest, record = _tenant_keys(EVERYWHERE)
+        written = [self.binary.format(key.hex()) for key in (digest, record)]
+        return text.format(clock=self.clock, everywhere_digest=written[0], everywhere_record=written[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +261,9 @@ CONTROL_BODY = f"SELECT body FROM {CONTROL} WHERE tenant_digest = :tenant_digest
 
 
 _OVERTAKEN, _EVERYWHERE_OVERTAKEN = (
-    f"CASE WHEN EXISTS (SELECT 1 FROM {EVENTS} o WHERE o.request_id = :{record} "
+    f"CASE WHEN EXISTS (SELECT 1 FROM {EVENTS} o WHERE o.request_id = {record} "
     f"AND o.version > COALESCE({row}.version, 0)) THEN 1 ELSE 0 END"
-    for record, row in (("control_record", "c"), ("everywhere_record", "w"))
+    for record, row in ((":control_record", "c"), ("{everywhere_record}", "w"))
 )
 _IS_SPENT = f"CASE WHEN EXISTS (SELECT 1 FROM {EVENTS} s WHERE s.spend_key = :spend_key) THEN 1 ELSE 0 END"
 _ASKED = f"CASE WHEN EXISTS (SELECT 1 FROM {REQUESTS} r WHERE r.identity = :identity) THEN 1 ELSE 0 END"
@@ -279,9 +290,10 @@ _FACTS = (
 )
 _EVENT = len(EVENT_COLUMNS) + 1
 _SPENT = 4
+_EVERYWHERE = EVERYWHERE.encode()
 _CONTROLS = (
     f"LEFT JOIN {CONTROL} c ON c.tenant_digest = :tenant_digest "
-    f"LEFT JOIN {CONTROL} w ON w.tenant_digest = :everywhere_digest"
+    f"LEFT JOIN {CONTROL} w ON w.tenant_digest = {{everywhere_digest}}"
 )
 
 
@@ -298,10 +310,8 @@ def load(words: Words, *, by: str) -> str:
         f"(SELECT MAX(m.generation) FROM {REQUESTS} m WHERE m.identity = :identity)"
     )
     which = {"id": "r.id = :id AND r.tenant = :tenant", "identity": f"r.id = ({latest})", "": "1 = 0"}[by]
-    facts = ", ".join(fact for fact, _ in _FACTS).format(clock=words.clock)
-    statement = (
-        f"SELECT {facts} FROM (SELECT 1 AS one) d {_CONTROLS} LEFT JOIN {REQUESTS} r ON {which}"
-    )
+    facts = words.constants(", ".join(fact for fact, _ in _FACTS) + f" FROM (SELECT 1 AS one) d {_CONTROLS}")
+    statement = f"SELECT {facts} LEFT JOIN {REQUESTS} r ON {which}"
     if by:
         events = ", ".join(event for _, event in _FACTS)
         request = {"id": ":id", "identity": f"({latest})"}[by]
@@ -311,19 +321,20 @@ def load(words: Words, *, by: str) -> str:
 
 def load_new(words: Words) -> str:
     """Return `Store.load_new` as one statement: one row, whose first column says whether a request exists."""
-    return (
-        f"SELECT {_ASKED}, {words.clock}, {_OVERTAKEN}, {_IS_SPENT}, c.version, c.tenant, c.body, "
+    return words.constants(
+        f"SELECT {_ASKED}, {{clock}}, {_OVERTAKEN}, {_IS_SPENT}, c.version, c.tenant, c.body, "
         f"w.version, {_EVERYWHERE_OVERTAKEN}, w.body FROM (SELECT 1 AS one) d {_CONTROLS}"
     )
 
 
 def loaded_new(rows: Sequence[Sequence[Any]]) -> Loaded | None:
     """Return what `load_new` found: None for a call that has a request."""
-    asked, now, overtaken, spent, version, tenant, body, *everywhere = rows[0]
+    asked, now, overtaken, spent, version, tenant, body, everywhere, everywhere_overtaken, everywhere_body = rows[0]
     if asked:
         return None
     return Loaded(
-        number(now), _control(version, tenant, body), bool(overtaken), *_everywhere(*everywhere), None, (), bool(spent)
+        number(now), _control(version, tenant, body), bool(overtaken),
+        _control(everywhere, _EVERYWHERE, everywhere_body), bool(everywhere_overtaken), None, (), bool(spent),
     )
 
 
@@ -332,11 +343,7 @@ def load_parameters(
 ) -> dict[str, Any]:
     """Return the parameters of `load`."""
     digest, control_record = _tenant_keys(tenant)
-    everywhere_digest, everywhere_record = _tenant_keys(EVERYWHERE)
-    parameters: dict[str, Any] = {
-        "tenant_digest": digest, "control_record": control_record, "everywhere_digest": everywhere_digest,
-        "everywhere_record": everywhere_record, "spend_key": spend_key,
-    }
+    parameters: dict[str, Any] = {"tenant_digest": digest, "control_record": control_record, "spend_key": spend_key}
     if request_id is not None:
         parameters["id"] = pack(request_id)
         parameters["tenant"] = pack(tenant)
@@ -367,14 +374,12 @@ def loaded(rows: Sequence[Sequence[Any]]) -> Loaded:
         else:
             facts = row
     now, version, generation, overtaken, spent, tenant, body, *request = facts
-    id_, owner, identity, envelope, arguments, details, _, *everywhere = request
+    id_, owner, identity, envelope, arguments, details, _, everywhere, everywhere_overtaken, everywhere_body = request
     if len(events) > 1:
         events.sort(key=_version)
     return Loaded(
-        number(now),
-        _control(version, tenant, body),
-        bool(overtaken),
-        *_everywhere(*everywhere),
+        number(now), _control(version, tenant, body), bool(overtaken),
+        _control(everywhere, _EVERYWHERE, everywhere_body), bool(everywhere_overtaken),
         None if id_ is None else request_row((id_, owner, identity, generation, envelope, arguments, details)),
         # Events of a request that is not the tenant's are none of the caller's business.
         () if id_ is None else tuple(events),
@@ -382,12 +387,9 @@ def loaded(rows: Sequence[Sequence[Any]]) -> Loaded:
     )
 
 
+@functools.lru_cache(maxsize=128, typed=True)  # as read for every call; typed: for a forger, 1 and 1.0 are two values
 def _control(version: Any, tenant: Any, body: Any) -> ControlRow | None:
     return None if version is None else ControlRow(text(tenant), number(version), raw(body))
-
-
-def _everywhere(version: Any, overtaken: Any, body: Any) -> tuple[ControlRow | None, bool]:
-    return _control(version, EVERYWHERE.encode(), body), bool(overtaken)
 
 
 def _version(event: EventRow) -> int:

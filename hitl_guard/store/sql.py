@@ -95,7 +95,7 @@ class SQLStore:
     def load_new(self, tenant: str, *, identity: bytes, spend_key: bytes | None) -> Loaded | None:
         """Read what a call needs that was never asked for, with less work than `load`; None: it was."""
         parameters = hot.load_parameters(tenant, None, identity, spend_key)
-        return self._connections.read(lambda raw: self._dialect.load_new(raw, parameters))
+        return self._connections.read(self._dialect.load_new, parameters)
 
     def write(self, steps: Sequence[Step], seal: Seal) -> Written | None:
         """Commit all steps durably, or nothing. None: a demand no longer held, or a unique key was taken; read again.

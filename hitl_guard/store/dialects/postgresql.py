@@ -109,6 +109,7 @@ class PostgreSQL(Dialect):
         clock="CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)",
         share=" FOR SHARE",
         skip=" ON CONFLICT DO NOTHING",
+        binary="'\\x{}'::bytea",
     )
     one_statement = True
     error = (psycopg.Error,)
