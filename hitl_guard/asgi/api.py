@@ -14,10 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..errors import HitlGuardError
 from ..lifecycle.threads import offload
 from . import bodies, views
 from .body import SMALL_BODY, is_json, read_body
 from .endpoints import ENDPOINTS, Asked, Endpoint
+from .identity import Viewer
+from .logs import untold
 from .query import read_query
 from .service import Inbox
 
@@ -32,9 +35,20 @@ def routes(inbox: Inbox) -> list[BaseRoute]:
 
 def _served(inbox: Inbox, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
     async def serve(request: Request) -> Response:
-        viewer = await inbox.viewer(request)
-        if viewer is None:
-            raise HTTPException(401)
+        viewer: Viewer | None = None
+        try:
+            viewer = await inbox.viewer(request)
+            if viewer is None:
+                raise HTTPException(401)
+            return await answer(request, viewer)
+        except HitlGuardError as error:
+            untold(
+                error, f"{endpoint.method} {endpoint.path}", who=None if viewer is None else viewer.principal,
+                request=request.path_params.get("request_id"), run=request.path_params.get("run_id"),
+            )
+            raise
+
+    async def answer(request: Request, viewer: Viewer) -> Response:
         body, channel = None, "api"
         if endpoint.method != "GET":
             channel = await inbox.sessions.check(request, viewer)

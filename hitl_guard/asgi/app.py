@@ -22,6 +22,7 @@ from .headers import SecurityHeaders
 from .health import routes as health_routes
 from .identity import Authenticate
 from .problems import response_of, slug_of
+from .schemes import logins_of
 from .service import Inbox
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def create_app(
 
     Args:
         authenticate: Says who is looking: a function from the request to a Principal, an `Identity` or None, sync or
-            async (see `trusted_header`, `request_user`, `OidcLogin`). Your own login; the app has none.
+            async (see `trusted_header`, `request_user`, `OidcLogin`). Your own login; the app has none. Its attribute
+            ``security_schemes``, if it has one, says in the OpenAPI document which credentials it takes.
         agents: Agents whose suspended runs are listed and resumed here; they have this guard.
         origins: The origins under which browsers reach the app; when omitted, what the Host header says.
         pace: How live events are read and sent.
@@ -53,7 +55,10 @@ def create_app(
     inbox = Inbox(guard, authenticate, agents=agents, origins=origins, pace=pace)
     login: list[BaseRoute] = list(getattr(authenticate, "routes", list)())
     shown = [*api.routes(inbox), *health_routes(inbox), *login, *pages.routes(inbox)]
-    routes = [Route("/api/openapi.json", openapi.endpoint(shown), methods=["GET"]), *shown]
+    described = openapi.endpoint(
+        shown, logins=logins_of(authenticate), public=[one.path for one in login if isinstance(one, Route)]
+    )
+    routes = [Route("/api/openapi.json", described, methods=["GET"]), *shown]
     app = Starlette(
         routes=routes, lifespan=_lifespan, middleware=[Middleware(SecurityHeaders)],
         exception_handlers={HTTPException: refused, HitlGuardError: refused, ClientDisconnect: gone},

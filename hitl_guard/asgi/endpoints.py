@@ -12,7 +12,7 @@ from starlette.responses import Response
 from ..errors import HitlGuardError
 from ..lifecycle.threads import offload
 from . import bodies, views
-from .events import EventStream
+from .event_stream import EventStream
 from .identity import Viewer
 from .logs import failed
 from .problems import problem

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from .. import clock
 from ..errors import HitlGuardError, LimitError, RefusedError, UnavailableError
@@ -44,6 +42,8 @@ class Pace:
         least_ms: How long it is left alone at least where it tells of each change by itself.
         beat_ms: How often an idle stream shows that it lives.
         login_ms: How often the login of a stream is checked again. life_ms: When a stream ends; clients reconnect.
+        send_ms: How long a client may take to accept one event. Then its stream ends: while it waits for a client that
+            does not read, nobody checks the login.
         idle_ms: How long changes are read on when nobody listens.
         ring: Changes of a tenant that are kept for clients that come back (see `ring.Rings` for all tenants together).
         queue: Changes that wait for a slow client before it is reset.
@@ -56,6 +56,7 @@ class Pace:
     beat_ms: int = 15_000
     login_ms: int = 60_000
     life_ms: int = 900_000
+    send_ms: int = 30_000
     idle_ms: int = 60_000
     ring: int = 2_000
     queue: int = 64
@@ -152,26 +153,33 @@ class Hub:
             raise LimitError("Too many live streams are open: close some pages.", detail="streams")
 
     async def chunks(self, stream: Stream, request: HTTPConnection) -> AsyncGenerator[bytes, None]:
-        """Yield what a stream sends, until its login or its life is over."""
+        """Yield what a stream sends, until its login or its life is over: looked at before each event is sent."""
+        born = checked = clock.monotonic_ms()
         try:
-            for note in await self._replayed(stream):
-                yield _RESET if note is None else note.text()
-            yield self._beat()
-            born = checked = clock.monotonic_ms()
-            while not self._closed and clock.monotonic_ms() - born < self.pace.life_ms:
-                if clock.monotonic_ms() - checked >= self.pace.login_ms:
-                    if not await self._still(stream, request):
+            async with aclosing(self._texts(stream)) as texts:
+                async for text in texts:
+                    if self._closed or clock.monotonic_ms() - born >= self.pace.life_ms:
                         return
-                    checked = clock.monotonic_ms()
-                try:
-                    note = await asyncio.wait_for(stream.queue.get(), self.pace.beat_ms / 1000)
-                except TimeoutError:
-                    yield self._beat()
-                    continue
-                if not self._closed:
-                    yield _RESET if note is None else note.text()
+                    if clock.monotonic_ms() - checked >= self.pace.login_ms:
+                        if not await self._still(stream, request):
+                            return
+                        checked = clock.monotonic_ms()
+                    yield text
         finally:
             self.leave(stream)
+
+    async def _texts(self, stream: Stream) -> AsyncGenerator[bytes, None]:
+        """Yield what a stream has to say, without an end."""
+        for note in await self._replayed(stream):
+            yield _RESET if note is None else note.text()
+        yield self._beat()
+        while True:
+            try:
+                note = await asyncio.wait_for(stream.queue.get(), self.pace.beat_ms / 1000)
+            except TimeoutError:
+                yield self._beat()
+            else:
+                yield _RESET if note is None else note.text()
 
     def leave(self, stream: Stream) -> None:
         """Forget a stream that ended, or whose response never began."""
@@ -338,41 +346,3 @@ def _bare(request: ApprovalRequest) -> ApprovalRequest:
 
 
 _RESET = b"event: reset\ndata: {}\n\n"
-
-
-class EventStream(Response):
-    """Sends a stream until it, the client or the app ends."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, hub: Hub, stream: Stream, request: HTTPConnection) -> None:
-        super().__init__(headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
-        del self.headers["content-length"]
-        self._hub, self._stream, self._request = hub, stream, request
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the head and, but for HEAD, the events."""
-        gone = asyncio.create_task(_disconnected(receive))
-        sending = asyncio.create_task(self._send(scope, send))
-        try:
-            await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (gone, sending):
-                task.cancel()
-            await asyncio.gather(gone, sending, return_exceptions=True)
-            self._hub.leave(self._stream)
-        if not sending.cancelled() and (error := sending.exception()) is not None and not isinstance(error, OSError):
-            raise error
-
-    async def _send(self, scope: Scope, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        if scope["method"] != "HEAD":
-            async with aclosing(self._hub.chunks(self._stream, self._request)) as chunks:
-                async for chunk in chunks:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue

@@ -18,6 +18,7 @@ from ..lifecycle.running import is_async
 from ..lifecycle.threads import offload
 from ..models import Principal, check_optional, check_text
 from . import logs
+from .schemes import header_scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,7 @@ def trusted_header(
         except HitlGuardError:
             return None  # too long, or blank
 
+    authenticate.security_schemes = header_scheme(names[0].decode())  # type: ignore[attr-defined]
     return authenticate
 
 

@@ -1,7 +1,8 @@
 """Lists of requests for one viewer: filtered, paged with signed cursors, what waits first.
 
-A page takes the same number of statements whatever is in the database and whoever looks. The database only narrows, by
-columns that nobody verified; what is shown was verified, and `Filters.fits` decides.
+A page takes the same number of statements however much is in the database. The database only narrows, by columns that
+nobody verified; what is shown was verified, and `Filters.fits` decides. Where it takes something out, the page reads on
+(see `_filled`): a page that it left short would tell of requests that nobody may know of.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_LIMIT = 200
 """The most requests on one page."""
 
 LOOKED_THROUGH = 200
-"""How many requests are looked through for one page where the database cannot tell which of them fit."""
+"""How many requests are looked through for one page where some of them do not fit."""
 
 SEARCHED_BYTES = 16_384
 """Longer arguments are not searched: with their secrets masked, that would cost more than a page may."""
@@ -122,30 +123,48 @@ def listed(guard: Guard, viewer: Viewer, filters: Filters, *, limit: int, cursor
     if filters.states is not None and not filters.states <= STATES:
         raise _malformed(f"a state is one of {', '.join(sorted(STATES))}")
     after = None if cursor is None else _opened(guard, viewer, filters, cursor)
-    desk, wanted = guard._desk, _wanted(guard, viewer, filters)
-    most = limit if filters.told_by_columns else max(limit, LOOKED_THROUGH)
-    found = desk.store.look(wanted, limit=most, after=after)
-    page = _read(guard, viewer, filters, found, limit)
-    # An edited list could lead back to where it came from, for ever.
-    following = None if page.more is None or (after is not None and page.more <= after) else page.more
+    page = _filled(guard, viewer, filters, limit, after)
     return Listing(
         tuple(page.items), tuple(page.damaged) if viewer.operator else (),
-        None if following is None else _signed(guard, viewer, filters, following), viewer.now,
-        len(page.items) if after is None and following is None else None, page.looked,
+        None if page.more is None else _signed(guard, viewer, filters, page.more), viewer.now,
+        len(page.items) if after is None and page.more is None else None, page.looked,
     )
 
 
 @dataclass(slots=True)
 class _Page:
+    """A page as it grows; ``more`` is where the list goes on behind it."""
+
     more: Place | None
     looked: int = 0
     items: list[ApprovalRequest] = field(default_factory=list)
     damaged: list[Damaged] = field(default_factory=list)
 
 
-def _read(guard: Guard, viewer: Viewer, filters: Filters, found: Found, limit: int) -> _Page:
-    """Verify what was found until a page is full."""
-    desk, page = guard._desk, _Page(found.more)
+def _filled(guard: Guard, viewer: Viewer, filters: Filters, limit: int, after: Place | None) -> _Page:
+    """Return a page that is full, or at the end of its list, or for which `LOOKED_THROUGH` requests were looked at.
+
+    The database is asked once more only after something it found was left out. (What it passes over on its own, or
+    holds back since a page would be too large, makes a page short as well: that is no request's secret.)
+    """
+    wanted = _wanted(guard, viewer, filters)
+    most = limit if filters.told_by_columns else max(limit, LOOKED_THROUGH)
+    page = _Page(after)
+    while True:
+        before, begun = page.looked, page.more
+        _read(guard, viewer, filters, guard._desk.store.look(wanted, limit=most, after=begun), limit, page)
+        # An edited list could lead back to where it came from, for ever.
+        if page.more is not None and begun is not None and page.more <= begun:
+            page.more = None
+        left_out = page.looked - len(page.items) - (len(page.damaged) if viewer.operator else 0)
+        most = LOOKED_THROUGH - page.looked
+        if page.more is None or len(page.items) == limit or page.looked == before or not left_out or most <= 0:
+            return page
+
+
+def _read(guard: Guard, viewer: Viewer, filters: Filters, found: Found, limit: int, page: _Page) -> None:
+    """Verify what was found, until the page is full."""
+    desk, page.more = guard._desk, found.more
     now = desk.store.now()
     for place, row, events in found.rows:
         one = listing.read(desk, row, events, now)
@@ -160,7 +179,6 @@ def _read(guard: Guard, viewer: Viewer, filters: Filters, found: Found, limit: i
         if len(page.items) == limit:
             page.more = place if place != found.rows[-1][0] else found.more
             break
-    return page
 
 
 def _wanted(guard: Guard, viewer: Viewer, filters: Filters) -> Wanted:

@@ -26,6 +26,7 @@ from ..models import Principal
 from ..render import escape
 from .headers import SecurityHeaders
 from .identity import Identity
+from .schemes import cookie_scheme
 from .sessions import Sessions, cookie_of, set_cookie
 
 LINK_MS = 15 * 60_000
@@ -44,6 +45,8 @@ class LoginLinks:
         guard: Its keys sign the links and the logins.
         home: Path to go to after the login.
     """
+
+    security_schemes = cookie_scheme("login")
 
     def __init__(self, guard: Guard, *, home: str = "/") -> None:
         self._desk = guard._desk

@@ -30,7 +30,7 @@ from ..protocols import Calls, Claim, claims_in, may_claim
 from ..protocols.verify import PostedApprovals, verify
 from .body import BODY_TIMEOUT_S, SMALL_BODY, is_json, read_body, strict_json
 from .identity import Authenticate, Doorkeeper
-from .logs import failed
+from .logs import failed, refused
 from .problems import problem
 
 T = TypeVar("T")
@@ -62,7 +62,8 @@ class ApprovalMiddleware:
     knows, of this tenant, user and run, for this tool call with these arguments, and decided as the client says: one
     that has not run is approved, unspent and in time, one that carries its result did run. All else is refused with
     one problem (RFC 9457): 401 nobody, 400 not strict JSON or a malformed answer, 413 too large, 415 not JSON, 403
-    forged, altered, replayed or foreign (the audit log has the exact code), 503 when nobody can tell.
+    forged, altered, replayed or foreign, 503 when nobody can tell. Which of these a 403 is, the client is not told: the
+    exact code is in the audit log, and in the log ``hitl_guard.asgi`` (a warning) with route, user and run.
 
     It grants nothing. The app runs an approved call with ``guard.run(call, tool)``, which checks everything again and
     spends the grant; a post that passed here twice still runs once. What a client posts as the *result* of a call is
@@ -110,7 +111,7 @@ class ApprovalMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http" or scope["method"].upper() not in self._methods or not self._guards(scope):
+        if scope["type"] != "http" or scope["method"].upper() not in self._methods or self._route(scope) is None:
             await self.app(scope, receive, send)
             return
         try:
@@ -123,11 +124,12 @@ class ApprovalMiddleware:
         body, posted = answer
         await self.app({**scope, SCOPE_KEY: posted}, _replayed(body, receive), send)
 
-    def _guards(self, scope: Scope) -> bool:
-        """Whether a path is guarded, as the server sees it or as the app does below its mount point."""
+    def _route(self, scope: Scope) -> str | None:
+        """Return which of the guarded paths this is, as the server sees it or as the app does below its mount point."""
         path, root = scope["path"], scope.get("root_path", "")
         paths = {path, path[len(root):]} if root and path.startswith(root) else {path}
-        return any(pattern.match(one) for pattern in self._patterns for one in paths)
+        matching = (said for said, pattern in self._patterns.items() if any(map(pattern.match, paths)))
+        return next(matching, None)
 
     async def _checked(self, scope: Scope, receive: Receive) -> tuple[bytes, PostedApprovals] | Response:
         """Return the body and what is verified in it, or the refusal."""
@@ -145,10 +147,17 @@ class ApprovalMiddleware:
             return posted if isinstance(posted, Response) else (body, posted)
         except CanonicalizationError as error:
             return _malformed(error)
-        except RefusedError:
-            return problem("refused")
+        except RefusedError as error:
+            return self._refused(error, scope, None)
         except UnavailableError:
             return problem("unavailable")
+        except ConfigurationError as error:
+            failed("The approvals in a post cannot be checked", error)
+            return problem("internal")
+
+    def _refused(self, error: RefusedError, scope: Scope, who: Principal | None, **ids: str | None) -> Response:
+        refused(error, f"{scope['method']} {self._route(scope)}", who=who, **ids)
+        return problem("refused")
 
     async def _principal(self, request: Request) -> Principal | None:
         identity = await self._door._identity(request)
@@ -177,7 +186,11 @@ class ApprovalMiddleware:
             # A thread would cost more than the check; a refusal is written, and that waits for others.
             with suppress(HitlGuardError):
                 return self._verified(claims, calls, principal, run, audited=False)
-        return await offload(lambda: self._verified(claims, calls, principal, run))
+        try:
+            return await offload(lambda: self._verified(claims, calls, principal, run))
+        except RefusedError as error:
+            named = claims[0].request_id if len(claims) == 1 else None  # of several nobody says which it was
+            return self._refused(error, request.scope, principal, run=run, request=named)
 
     async def _run(self, request: Request, body: Any) -> str:
         """Return the run of a body. What the host's function makes of a hostile body is the client's fault.
@@ -231,13 +244,13 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _patterns(paths: Iterable[str]) -> tuple[re.Pattern[str], ...]:
-    """Return patterns that match as Starlette's routes do; a slash at the end makes no difference."""
+def _patterns(paths: Iterable[str]) -> dict[str, re.Pattern[str]]:
+    """Return each path's pattern, which matches as Starlette's routes do; a slash at the end makes no difference."""
     try:
-        return tuple(
-            re.compile(compile_path(path.rstrip("/") or "/")[0].pattern.removesuffix("$") + "/?$")
+        return {
+            path: re.compile(compile_path(path.rstrip("/") or "/")[0].pattern.removesuffix("$") + "/?$")
             for path in _names("paths", paths)
-        )
+        }
     except (AssertionError, ValueError) as error:
         raise ConfigurationError("'paths' are Starlette path patterns, e.g. '/api/chat'.") from error
 

@@ -23,6 +23,7 @@ from ..models import Principal, check_text
 from .identity import Identity
 from .logs import LOGGER
 from .provider import Provider
+from .schemes import cookie_scheme
 from .sessions import Sessions, cookie_of, set_cookie
 
 LOGIN_MS = 8 * 3_600_000
@@ -70,6 +71,7 @@ class OidcLogin:
     """
 
     login_path = "login"
+    security_schemes = cookie_scheme("oidc")
 
     def __init__(
         self, guard: Guard | AsyncGuard, *, issuer: str, client_id: str, client_secret: str | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -20,10 +20,12 @@ from .page_actions import MAX_BULK
 from .problems import MEDIA_TYPE
 from .query import SCHEMAS, Query
 from .results import RESULTS, ref
+from .schemes import BEARER, PUBLIC, Schemes, components, to_change, to_post_a_form, to_read
 from .sessions import HEADER
 
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _OPEN = {("GET", "/health"): "Health", ("GET", "/ready"): "Ready"}
+_STATIC = "/static/{name}"
 _PAGE_STATUSES = (303, 400, 403, 404, 408, 409, 413, 415, 422, 429, 503)
 _BODIES = {endpoint.body.__name__: endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None}
 _WORD = {"type": "string", "minLength": 1, "maxLength": MAX_FIELD_BYTES}
@@ -55,8 +57,15 @@ _FORMS: dict[str, dict[str, Any]] = {
 """Forms whose fields matter to whoever posts them without the page; a browser adds the token to each."""
 
 
-def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
-    """Return the document for an app with these routes."""
+def document(
+    routes: Iterable[BaseRoute], *, logins: Schemes = BEARER, public: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the document for an app with these routes.
+
+    Args:
+        logins: The schemes by which its login knows people. public: Paths of pages before the login.
+    """
+    open_ = {*public, *(path for _, path in _OPEN), _STATIC}
     paths: dict[str, dict[str, Any]] = {}
     table = {(one.method, one.path): one for one in ENDPOINTS}
     for route in routes:
@@ -66,8 +75,11 @@ def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
         for method in sorted((route.methods or set()) - {"HEAD"}):
             endpoint = table.get((method, route.path))
             made = _page(method, route) if endpoint is None else _operation(endpoint)
+            needs = to_read if method == "GET" else to_post_a_form if endpoint is None else to_change
+            made["security"] = PUBLIC if route.path in open_ else needs(logins)
             paths.setdefault(path, {})[method.lower()] = made
-    paths["/api/openapi.json"] = {"get": _plain("openapi", "Show this document", {"type": "object"}, ())}
+    shown = _plain("openapi", "Show this document", {"type": "object"}, ()) | {"security": PUBLIC}
+    paths["/api/openapi.json"] = {"get": shown}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -77,15 +89,17 @@ def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
                            "what changes something; a client with credentials of its own and without cookies need not.",
         },
         "paths": dict(sorted(paths.items())),
-        "components": {"schemas": _schemas()},
+        "components": {"schemas": _schemas(), "securitySchemes": components(logins, header=HEADER)},
     }
 
 
-def endpoint(routes: Iterable[BaseRoute]) -> Callable[[Request], Awaitable[Response]]:
+def endpoint(
+    routes: Iterable[BaseRoute], *, logins: Schemes, public: Collection[str]
+) -> Callable[[Request], Awaitable[Response]]:
     """Return the endpoint that serves the document of these routes; it is made when somebody asks for it."""
     @functools.cache
     def made() -> bytes:
-        return json.dumps(document(routes)).encode()
+        return json.dumps(document(routes, logins=logins, public=public)).encode()
 
     async def serve(request: Request) -> Response:
         return Response(made(), media_type="application/json")

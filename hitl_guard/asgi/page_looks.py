@@ -13,7 +13,7 @@ from . import page_views as views
 from .forms import Form, malformed
 from .headers import IMMUTABLE
 from .identity import Viewer
-from .page_desk import DONE, Desk, Handler
+from .page_renderer import DONE, Handler, PageRenderer
 from .sessions import NOTE_MS
 
 PAGE_SIZE = 50
@@ -30,7 +30,7 @@ RUN_FIELDS = ("agent", "answer", "as", "call", "run")
 """Fields of a run's answer that are kept."""
 
 
-async def the_list(desk: Desk, request: Request, viewer: Viewer) -> Response:
+async def the_list(renderer: PageRenderer, request: Request, viewer: Viewer) -> Response:
     """Show the requests that wait, or what the filters ask for."""
     asked = request.query_params
     names = ("state", "tool", "requester", "text", "cursor")
@@ -38,7 +38,7 @@ async def the_list(desk: Desk, request: Request, viewer: Viewer) -> Response:
     given["state"] = given["state"] or "pending"
     if given["state"] not in views.CHOICES:
         raise malformed("There is no such state.")
-    listing = await desk.inbox.list(
+    listing = await renderer.inbox.list(
         viewer, states=views.CHOICES[str(given["state"])][1], tool=str(given["tool"]) or None,
         requester=str(given["requester"]) or None, mine=bool(given["mine"]), text=str(given["text"]) or None,
         limit=PAGE_SIZE, cursor=str(given["cursor"]) or None,
@@ -52,60 +52,63 @@ async def the_list(desk: Desk, request: Request, viewer: Viewer) -> Response:
         "following": listing.next and urlencode({**kept, "cursor": listing.next}), "looked": listing.looked,
         "rows": rows, "waiting": f"{waiting}+" if waiting and listing.next else waiting,
     }
-    return await desk.page(request, viewer, "list.html", context, here="list")
+    return await renderer.page(request, viewer, "list.html", context, here="list")
 
 
-async def the_request(desk: Desk, request: Request, viewer: Viewer) -> Response:
+async def the_request(renderer: PageRenderer, request: Request, viewer: Viewer) -> Response:
     """Show one request."""
-    return await desk.request(request, viewer)
+    return await renderer.request(request, viewer)
 
 
-async def the_passkeys(desk: Desk, request: Request, viewer: Viewer) -> Response:
+async def the_passkeys(renderer: PageRenderer, request: Request, viewer: Viewer) -> Response:
     """Show the viewer's passkeys."""
-    if not desk.passkeys:
+    if not renderer.passkeys:
         raise HTTPException(404)
-    keys = await desk.inbox.passkeys(viewer)
-    notice = desk.notice(request, viewer, "removed")
+    keys = await renderer.inbox.passkeys(viewer)
+    notice = renderer.notice(request, viewer, "removed")
     # The script that registers one cannot sign what it did, but the passkey itself is there.
     if request.query_params.get("done") == "registered" and any(viewer.now - one.created_at < NOTE_MS for one in keys):
         notice = DONE["registered"]
-    return await desk.page(request, viewer, "passkeys.html", {"keys": keys}, here="passkeys", notice=notice)
+    return await renderer.page(request, viewer, "passkeys.html", {"keys": keys}, here="passkeys", notice=notice)
 
 
 async def the_control(
-    desk: Desk, request: Request, viewer: Viewer, error: BaseException | None = None, given: Form | None = None
+    renderer: PageRenderer, request: Request, viewer: Viewer, error: BaseException | None = None,
+    given: Form | None = None,
 ) -> Response:
     """Show what is paused and muted and what is in doubt; for operators."""
-    control = await desk.inbox.control(viewer)
-    doubtful = await desk.inbox.list(viewer, states=("in_doubt",), limit=PAGE_SIZE)
+    control = await renderer.inbox.control(viewer)
+    doubtful = await renderer.inbox.list(viewer, states=("in_doubt",), limit=PAGE_SIZE)
     context = {
         "control": control, "doubtful": [views.Row.of(one) for one in doubtful.items],
         "all_known": viewer.operator and not doubtful.items and not doubtful.damaged and doubtful.next is None,
         "damaged": doubtful.damaged, "looked": doubtful.looked,
         "more": doubtful.next and urlencode({"state": "in_doubt", "cursor": doubtful.next}),
         "input": views.typed(given, "" if given is None else given.first("change"), CONTROL_FORMS),
-        "policy": desk.inbox.guard.policy_version,
+        "policy": renderer.inbox.guard.policy_version,
     }
-    notice = desk.notice(request, viewer, "changed")
-    return await desk.page(request, viewer, "control.html", context, here="control", error=error, notice=notice)
+    notice = renderer.notice(request, viewer, "changed")
+    return await renderer.page(request, viewer, "control.html", context, here="control", error=error, notice=notice)
 
 
 async def the_runs(
-    desk: Desk, request: Request, viewer: Viewer, error: BaseException | None = None, slug: str | None = None,
-    given: Form | None = None,
+    renderer: PageRenderer, request: Request, viewer: Viewer, error: BaseException | None = None,
+    slug: str | None = None, given: Form | None = None,
 ) -> Response:
     """Show the suspended runs of the viewer; an operator may look at another person's."""
     user = (request.query_params.get("user", "").strip() if given is None else given.first("user")) or None
     try:
-        waiting = await desk.inbox.runs(viewer, user=user)
+        waiting = await renderer.inbox.runs(viewer, user=user)
     except NotAuthorisedError as refusal:
-        waiting, error = await desk.inbox.runs(viewer), refusal
+        waiting, error = await renderer.inbox.runs(viewer), refusal
     context = {
         "damaged": waiting.damaged, "input": views.typed(given, "answer", {"answer": RUN_FIELDS})["answer"],
         "own": viewer.principal.id, "runs": waiting.runs, "user": user or "",
     }
-    notice = desk.notice(request, viewer, "resumed")
-    return await desk.page(request, viewer, "runs.html", context, here="runs", error=error, slug=slug, notice=notice)
+    notice = renderer.notice(request, viewer, "resumed")
+    return await renderer.page(
+        request, viewer, "runs.html", context, here="runs", error=error, slug=slug, notice=notice
+    )
 
 
 async def static(request: Request) -> Response:

@@ -69,6 +69,9 @@ MUTES = ((60, "an hour"), (1440, "a day"), (10_080, "a week"))
 MAX_REVEALED = 100
 """Secret values that one form may reveal: each is written to the audit log."""
 
+LISTED_BYTES = 200
+"""Arguments of so many bytes are on the list as well; longer ones are on the request's own page alone."""
+
 _GRANTED = frozenset({"abandoned", "approved", "executing", "failed", "in_doubt", "succeeded", "suspended"})
 """States that a request comes to only when it was approved."""
 
@@ -106,7 +109,8 @@ def templates() -> Environment:
     )
     made.filters.update({"raw": html, "shown": shown, "t": text, "value": value_text})
     made.globals.update(
-        lay=lay, ms=epoch_ms, mutes=MUTES, remaining=remaining, scripts=SCRIPTS, since=since, utc=utc, words=STATES
+        lay=lay, ms=epoch_ms, mutes=MUTES, one_line=one_line, remaining=remaining, scripts=SCRIPTS, since=since,
+        utc=utc, words=STATES,
     )
     return made
 
@@ -124,6 +128,13 @@ def since(then: int, now: int) -> str:
 def lay(value: Any) -> Markup:
     """Return any plain JSON data, laid out."""
     return laid(canonical.canonicalize(value, limits=STORED)).lines
+
+
+def one_line(request: ApprovalRequest) -> Markup | None:
+    """Return a request's arguments for its line in a list, in full but for the masks; None where they are too long."""
+    if len(request.canonical) > LISTED_BYTES:
+        return None  # cut, they would look like all there is
+    return laid(request.canonical, masks=secrets_of(request)).raw
 
 
 def epoch_ms(moment: datetime) -> int:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from .page_actions import ACTIONS
-from .page_desk import Desk
 from .page_looks import LOOKS, static
+from .page_renderer import PageRenderer
 from .service import Inbox
 
 
 def routes(inbox: Inbox) -> list[Route]:
     """Return the routes of all pages, relative to the mount."""
-    desk = Desk(inbox)
+    renderer = PageRenderer(inbox)
     return [
         Route("/static/{name}", static, methods=["GET"]),
-        *(Route(path, desk.endpoint(handler), methods=["GET"]) for path, handler in LOOKS.items()),
-        *(Route(path, desk.endpoint(handler), methods=["POST"]) for path, handler in ACTIONS.items()),
+        *(Route(path, renderer.endpoint(path, handler), methods=["GET"]) for path, handler in LOOKS.items()),
+        *(Route(path, renderer.endpoint(path, handler), methods=["POST"]) for path, handler in ACTIONS.items()),
     ]

@@ -1,7 +1,7 @@
 """Errors as HTTP answers: the only place where an error gets a status. Bodies are problem details (RFC 9457).
 
-Outside only a coarse class is told; the exact code is in the audit log. An unknown id, another tenant's and one that
-the caller may not see get the same bytes.
+Outside only a coarse class is told; the exact code is in the audit log, and in the host's own log (see `logs`). An
+unknown id, another tenant's and one that the caller may not see get the same bytes.
 """
 
 from __future__ import annotations

@@ -100,25 +100,36 @@ def _behind(first: int, after: tuple[int, str] | None) -> list[ColumnElement[boo
 def looked_at(wanted: Wanted, limit: int, after: Place | None) -> CompoundSelect[Any] | None:
     """Return the query of up to ``limit + 1`` lines of a list, for `in_order`; None where nothing is wanted.
 
-    The parts after the first are only searched where the first does not fill the page.
+    The parts after the first are only searched where the first does not fill the page. That is asked once for all of
+    them: MariaDB runs a common table expression anew wherever its name stands.
     """
-    first: CTE | None = None
     found: list[Select[Any]] = []
+    full: ColumnElement[bool] | None = None
     for part in _parts(wanted, PENDING if after is None else after[0]):
         behind = after[1:] if after is not None and after[0] == part else None
         range_ = [_LISTED.tenant == tenant_digest(wanted.tenant), *_range(part, wanted, behind)]
         if wanted.run is not None:
             range_.append(_LISTED.run == wanted.run)
-        if first is not None:
-            range_.append(select(func.count()).select_from(first).scalar_subquery() <= limit)
         edge = _in_order(range_).offset(PASSED_OVER).limit(1).cte(f"edge_{part}")
         until = func.coalesce(select(edge.c.listed_until).scalar_subquery(), _FOREVER)
         lines = _in_order([*range_, _LISTED.listed_until <= until, *_narrowed(part, wanted)])
         lines_ = lines.limit(limit + 1).cte(f"part_{part}")
-        first = lines_ if first is None else first
-        for kind, these in enumerate((lines_, edge)):
-            found.append(select(literal_column(str(part)), literal_column(str(kind)), *these.c, _size(these)))
-    return union_all(*found) if found else None
+        if full is None:
+            full = select(func.count()).select_from(lines_).scalar_subquery() > limit
+        found += [_found(part, kind, these) for kind, these in enumerate((lines_, edge))]
+    if full is None:
+        return None
+    first, later = found[:2], found[2:]
+    if later:
+        first.append(select(union_all(*later).subquery("later")).where(not_(full)))
+    return union_all(*first)
+
+
+def _found(part: int, kind: int, lines: CTE) -> Select[Any]:
+    return select(
+        literal_column(str(part)).label("part"), literal_column(str(kind)).label("kind"), *lines.c,
+        _size(lines).label("size"),
+    )
 
 
 def in_order(lines: Iterable[Sequence[Any]], limit: int) -> tuple[list[Place], Place | None]:

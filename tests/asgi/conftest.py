@@ -56,6 +56,19 @@ class House:
             client.headers["x-csrf-token"] = token
             yield client
 
+    @asynccontextmanager
+    async def visitor(self, name: str) -> AsyncIterator[Visitor]:
+        """Somebody's browser without a script, on the way to a page."""
+        visitor = self.at_a_page(name)
+        async with visitor.client:
+            yield visitor
+
+    def at_a_page(self, name: str) -> Visitor:
+        """Return the same; whoever asks closes its client."""
+        client = self._client({"origin": "null", "sec-fetch-site": "same-origin"})
+        client.cookies.set("login", name)
+        return Visitor(client)
+
     def _client(self, headers: dict[str, str]) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         return httpx.AsyncClient(transport=transport, base_url=ORIGIN, headers=headers)
@@ -63,6 +76,17 @@ class House:
     def ask(self, tool: str = "refund", arguments: Any = None, **scope: Any) -> ApprovalRequest:
         """Ask for a call of ana's."""
         return self.world.guard.request(self.world.call(tool, arguments, **scope))
+
+    def doubtful(self) -> ApprovalRequest:
+        """Return a request whose approved call broke in the middle: nobody knows what came of it."""
+        call, request = self.world.grant()
+
+        def breaks(**_arguments: Any) -> None:
+            raise RuntimeError("the line went dead")
+
+        with pytest.raises(RuntimeError):
+            self.world.guard.run(call, breaks)
+        return request
 
 
 ORIGIN = "https://inbox.example"
@@ -85,30 +109,41 @@ def world(place: Database, open_store: Callable[..., SQLStore]) -> World:
     return World(open_store(place))
 
 
+OpenHouse = Callable[..., House]
+
+
 @pytest.fixture
-async def house(world: World) -> AsyncIterator[House]:
+async def open_house(world: World) -> AsyncIterator[OpenHouse]:
+    """``open_house(pace=…)``: an inbox on the world, or on ``open_house(another)``; it is closed after the test."""
+    opened: list[House] = []
+
+    def opens(of: World | None = None, **options: Any) -> House:
+        opened.append(House(of or world, **options))
+        return opened[-1]
+
+    yield opens
+    for house in opened:
+        await house.inbox.close()
+
+
+@pytest.fixture
+def house(open_house: OpenHouse) -> House:
     """An inbox on a new SQLite database."""
-    house = House(world)
-    yield house
-    await house.inbox.close()
+    return open_house()
 
 
 @pytest.fixture
 async def visitors(house: House) -> AsyncIterator[Callable[[str], Visitor]]:
-    """``visitors("bob")``: somebody's browser."""
-    opened: list[httpx.AsyncClient] = []
+    """``visitors("bob")``: somebody's browser, as `House.visitor` has it, to the end of the test."""
+    opened: list[Visitor] = []
 
     def visit(name: str) -> Visitor:
-        client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(house.app, raise_app_exceptions=False), base_url=ORIGIN,
-            headers={"sec-fetch-site": "same-origin", "origin": "null"}, cookies={"login": name},
-        )
-        opened.append(client)
-        return Visitor(client)
+        opened.append(house.at_a_page(name))
+        return opened[-1]
 
     yield visit
-    for client in opened:
-        await client.aclose()
+    for visitor in opened:
+        await visitor.client.aclose()
 
 
 @pytest.fixture

@@ -328,13 +328,7 @@ async def test_x10_a_request_is_withdrawn_by_its_requester(house: House) -> None
 
 
 async def test_x13_an_operator_closes_a_call_in_doubt(house: House) -> None:
-    call, asked = house.world.grant()
-
-    def crash(**_: Any) -> None:
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        house.world.guard.run(call, crash)
+    asked = house.doubtful()
     body = {"outcome": "failed", "reason": "The bank has no such transfer.", "force": True}
     async with house.client("bob") as bob, house.client("olga") as olga:
         refused = await bob.post(f"/api/requests/{asked.id}/resolve", json=body)

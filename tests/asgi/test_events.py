@@ -17,7 +17,7 @@ from hitl_guard.asgi.ring import Note
 from hitl_guard.errors import StoreUnavailableError
 from hitl_guard.models import Principal
 from hitl_guard.store.sql import SQLStore
-from tests.asgi.conftest import PEOPLE, House
+from tests.asgi.conftest import PEOPLE, House, OpenHouse
 from tests.databases import Database
 from tests.support import WAIT_S, World, eventually
 
@@ -30,6 +30,7 @@ class Line:
 
     Attributes:
         last: The client's position, as a browser keeps it.
+        hold: The client reads no event before that; ``full`` is set once one waits for it.
     """
 
     queue: asyncio.Queue[tuple[str, str, Any]] = field(default_factory=asyncio.Queue)
@@ -38,6 +39,7 @@ class Line:
     last: str = ""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     hold: asyncio.Event | None = None
+    full: asyncio.Event = field(default_factory=asyncio.Event)
     bytes: int = 0
 
     async def next(self) -> tuple[str, str, Any]:
@@ -49,6 +51,7 @@ class Line:
             self.head = message
             return
         if self.hold is not None:
+            self.full.set()
             await self.hold.wait()
         self.bytes += len(message["body"])
         for block in message["body"].decode().split("\n\n"):
@@ -95,11 +98,9 @@ async def listening(
 
 
 @pytest.fixture
-async def live(world: World) -> AsyncIterator[House]:
+def live(open_house: OpenHouse) -> House:
     """An inbox with quick events."""
-    house = House(world, pace=FAST)
-    yield house
-    await house.inbox.close()
+    return open_house(pace=FAST)
 
 
 async def test_x10_a_change_in_another_process_is_told_live(live: House, place: Database) -> None:
@@ -118,15 +119,14 @@ async def test_x10_a_change_in_another_process_is_told_live(live: House, place: 
     assert dict(line.head["headers"])[b"cache-control"] == b"no-store"
 
 
-async def test_x10_two_apps_on_one_database_tell_the_same(live: House) -> None:
-    second = House(live.world, pace=FAST)
+async def test_x10_two_apps_on_one_database_tell_the_same(open_house: OpenHouse, live: House) -> None:
+    second = open_house(live.world, pace=FAST)
     async with listening(live) as one, listening(second) as two:
         asked = await asyncio.to_thread(live.ask)
 
         assert (await one.next())[2] == (await two.next())[2] == {
             "request": asked.id, "type": "request:asked", "version": 0,
         }
-    await second.inbox.close()
 
 
 async def test_at68_a_stream_tells_nothing_of_what_one_may_not_see(live: House) -> None:
@@ -180,14 +180,13 @@ async def test_x10_a_position_moves_on_while_nothing_happens(live: House) -> Non
     assert int(line.last) > first
 
 
-async def test_x10_so_much_at_once_is_one_reset(world: World) -> None:
-    house = House(world, pace=Pace(poll_ms=5, beat_ms=50, together=2))
+async def test_x10_so_much_at_once_is_one_reset(open_house: OpenHouse, world: World) -> None:
+    house = open_house(pace=Pace(poll_ms=5, beat_ms=50, together=2))
     hub = house.inbox.hub
     async with listening(house) as line:
         note = Note("default", "", 1, "request:denied", world.store.now())
         await hub._spread([_change(note, str(number)) for number in range(3)])
         assert (await line.next())[0] == "reset"
-    await house.inbox.close()
 
 
 def _change(note: Note, request_id: str) -> Any:
@@ -196,8 +195,8 @@ def _change(note: Note, request_id: str) -> Any:
     return Change(note.tenant, request_id, note.version, note.type, note.at)
 
 
-async def test_x10_a_slow_client_is_reset_and_not_buffered_without_end(world: World) -> None:
-    house = House(world, pace=Pace(poll_ms=5, beat_ms=50, queue=4))
+async def test_x10_a_slow_client_is_reset_and_not_buffered_without_end(open_house: OpenHouse) -> None:
+    house = open_house(pace=Pace(poll_ms=5, beat_ms=50, queue=4))
     hold = asyncio.Event()
     async with listening(house, hold=hold) as slow:
         await eventually(lambda: house.inbox.hub.open_streams > 0)
@@ -207,13 +206,12 @@ async def test_x10_a_slow_client_is_reset_and_not_buffered_without_end(world: Wo
             assert stream.queue.qsize() <= 4
         hold.set()
         kinds = [(await slow.next())[0] for _ in range(2)]
-    await house.inbox.close()
 
     assert "reset" in kinds
 
 
-async def test_x10_500_streams_live_in_one_process(world: World) -> None:
-    house = House(world, pace=Pace(poll_ms=5, beat_ms=60_000, own_streams=1_000))
+async def test_x10_500_streams_live_in_one_process(open_house: OpenHouse) -> None:
+    house = open_house(pace=Pace(poll_ms=5, beat_ms=60_000, own_streams=1_000))
     hub = house.inbox.hub
     viewer = await house.inbox.viewer(_request("bob"))
     assert viewer is not None
@@ -230,7 +228,6 @@ async def test_x10_500_streams_live_in_one_process(world: World) -> None:
     for one in chunks:
         await one.aclose()
     assert hub.open_streams == 0
-    await house.inbox.close()
 
 
 def _request(who: str) -> Request:
@@ -240,20 +237,19 @@ def _request(who: str) -> Request:
 
 
 @pytest.mark.parametrize("pace", [Pace(poll_ms=5, streams=1), Pace(poll_ms=5, own_streams=1)], ids=["all", "own"])
-async def test_x16_open_streams_are_bounded(world: World, pace: Pace) -> None:
-    house = House(world, pace=pace)
+async def test_x16_open_streams_are_bounded(open_house: OpenHouse, pace: Pace) -> None:
+    house = open_house(pace=pace)
     async with listening(house), house.client() as client:
         answer = await client.get("/api/events")
-    await house.inbox.close()
 
     assert answer.status_code == 429
 
 
 @pytest.mark.parametrize("change", ["gone", "other", "failing"])
 async def test_x10_a_stream_ends_with_its_login(
-    world: World, monkeypatch: pytest.MonkeyPatch, change: str
+    open_house: OpenHouse, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    house = House(world, pace=Pace(poll_ms=5, beat_ms=5, login_ms=1))
+    house = open_house(pace=Pace(poll_ms=5, beat_ms=5, login_ms=1))
     async with listening(house) as line:
         if change == "gone":
             monkeypatch.delitem(PEOPLE, "bob")
@@ -262,34 +258,68 @@ async def test_x10_a_stream_ends_with_its_login(
         else:
             monkeypatch.setitem(PEOPLE, "bob", 1)
         await asyncio.wait_for(line.ended.wait(), WAIT_S)
-    await house.inbox.close()
 
     assert house.inbox.hub.open_streams == 0
 
 
-async def test_x10_a_stream_sees_with_the_roles_of_now(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House(world, pace=Pace(poll_ms=5, beat_ms=5, login_ms=1))
+async def test_x10_a_stream_whose_client_never_reads_does_not_outlive_its_login(
+    open_house: OpenHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = open_house(pace=Pace(poll_ms=5, beat_ms=5, login_ms=0, send_ms=1))
+    never = asyncio.Event()
+    async with listening(house, hold=never) as line:
+        await asyncio.wait_for(line.full.wait(), WAIT_S)
+        monkeypatch.delitem(PEOPLE, "bob")
+        await eventually(lambda: house.inbox.hub.open_streams == 0)
+
+    assert (line.head["status"], line.bytes, never.is_set()) == (200, 0, False)
+
+
+@pytest.mark.parametrize("missed", [0, 3])
+async def test_x10_a_client_that_reads_again_after_its_login_ended_is_told_nothing_more(
+    open_house: OpenHouse, monkeypatch: pytest.MonkeyPatch, missed: int
+) -> None:
+    house = open_house(pace=Pace(poll_ms=5, beat_ms=60_000, login_ms=0))
+    hub, reads = house.inbox.hub, asyncio.Event()
+    async with listening(house) as watching:
+        since = watching.last
+        for number in range(missed):
+            await asyncio.to_thread(house.ask, call_id=f"missed-{number}")
+            await watching.next()
+        async with listening(house, last=since, hold=reads) as line:
+            await asyncio.wait_for(line.full.wait(), WAIT_S)
+            (stream,) = [one for one in hub._streams if one.since is not None]
+            for number in range(5):
+                stream.put(Note("default", f"r{number}", 1, "request:denied", 1))
+            monkeypatch.delitem(PEOPLE, "bob")
+            reads.set()
+            await asyncio.wait_for(line.ended.wait(), WAIT_S)
+
+    # One was on its way when the login ended.
+    assert line.queue.qsize() == min(missed, 1)
+
+
+async def test_x10_a_stream_sees_with_the_roles_of_now(open_house: OpenHouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = open_house(pace=Pace(poll_ms=5, beat_ms=5, login_ms=1))
     async with listening(house, "carol") as line:
         monkeypatch.setitem(PEOPLE, "carol", Principal("carol", roles=("lead",)))
         (stream,) = house.inbox.hub._streams
         await eventually(lambda: "lead" in stream.viewer.principal.roles)
         asked = await asyncio.to_thread(lambda: house.ask("close_account"))
         assert (await line.next())[2]["request"] == asked.id
-    await house.inbox.close()
 
 
-async def test_x10_streams_end_at_shutdown_and_after_their_life(world: World) -> None:
-    closing = House(world, pace=FAST)
+async def test_x10_streams_end_at_shutdown_and_after_their_life(open_house: OpenHouse) -> None:
+    closing = open_house(pace=FAST)
     async with listening(closing) as line:
         await closing.inbox.close()
         await asyncio.wait_for(line.ended.wait(), WAIT_S)
-    short = House(world, pace=Pace(poll_ms=5, beat_ms=5, life_ms=1))
+    short = open_house(pace=Pace(poll_ms=5, beat_ms=5, life_ms=1))
     async with listening(short) as line:
         await asyncio.wait_for(line.ended.wait(), WAIT_S)
     async with closing.client() as client:
         assert (await client.get("/api/events")).status_code == 503
         assert (await client.get("/ready")).status_code == 503
-    await short.inbox.close()
 
 
 async def test_x10_the_lifespan_of_the_app_ends_its_streams(live: House) -> None:
@@ -318,8 +348,8 @@ async def test_x10_a_store_that_fails_for_a_while_loses_no_change(
         await eventually(lambda: hub.alive)
 
 
-async def test_x10_nobody_reads_changes_when_nobody_listens(world: World) -> None:
-    house = House(world, pace=Pace(poll_ms=1, beat_ms=5, idle_ms=1))
+async def test_x10_nobody_reads_changes_when_nobody_listens(open_house: OpenHouse) -> None:
+    house = open_house(pace=Pace(poll_ms=1, beat_ms=5, idle_ms=1))
     async with listening(house):
         task = house.inbox.hub._task
         assert task is not None
@@ -328,7 +358,6 @@ async def test_x10_nobody_reads_changes_when_nobody_listens(world: World) -> Non
     async with listening(house) as line:  # and it begins again
         asked = await asyncio.to_thread(house.ask)
         assert (await line.next())[2]["request"] == asked.id
-    await house.inbox.close()
 
 
 async def test_x10_head_of_the_stream_is_its_head_alone(live: House) -> None:
@@ -339,19 +368,20 @@ async def test_x10_head_of_the_stream_is_its_head_alone(live: House) -> None:
     assert live.inbox.hub.open_streams == 0
 
 
-async def test_x10_a_request_that_cannot_be_read_is_told_to_operators_alone(world: World) -> None:
-    house = House(world, pace=FAST)
+async def test_x10_a_request_that_cannot_be_read_is_told_to_operators_alone(
+    open_house: OpenHouse, world: World
+) -> None:
+    house = open_house(pace=FAST)
     note = Note("default", "gone", 1, "request:denied", world.store.now())
     async with listening(house) as bob, listening(house, "olga") as olga:
         await house.inbox.hub._spread([_change(note, "gone")])
         assert (await olga.next())[2]["request"] == "gone"
-    await house.inbox.close()
 
     assert bob.queue.empty()
 
 
-async def test_x10_what_is_known_of_requests_is_bounded(world: World) -> None:
-    house = House(world, pace=Pace(ring=1))
+async def test_x10_what_is_known_of_requests_is_bounded(open_house: OpenHouse) -> None:
+    house = open_house(pace=Pace(ring=1))
     hub: Hub = house.inbox.hub
     asked = [house.ask("mail", {"to": "x" * 10_000}, call_id=f"call-{number}") for number in range(3)]
     notes = [Note("default", one.id, 1, "request:denied", 1) for one in asked]
@@ -361,24 +391,25 @@ async def test_x10_what_is_known_of_requests_is_bounded(world: World) -> None:
     assert all(one.canonical == b"{}" for one in hub._known.values())
 
 
-async def test_x10_more_changes_at_once_than_are_kept_reach_everybody_who_sees_them(world: World) -> None:
-    house = House(world, pace=Pace(poll_ms=5, beat_ms=50, ring=1))
+async def test_x10_more_changes_at_once_than_are_kept_reach_everybody_who_sees_them(
+    open_house: OpenHouse, world: World
+) -> None:
+    house = open_house(pace=Pace(poll_ms=5, beat_ms=50, ring=1))
     asked = [house.ask(call_id=f"call-{number}") for number in range(5)]
     now = world.store.now()
     async with listening(house, "carol") as line:
         notes = [Note("default", one.id, 1, "request:denied", now) for one in asked]
         await house.inbox.hub._spread([_change(note, note.request_id) for note in notes])
         told = {(await line.next())[2]["request"] for _ in asked}
-    await house.inbox.close()
 
     assert told == {one.id for one in asked}
     assert len(house.inbox.hub._known) == 2
 
 
 async def test_x10_what_others_learn_meanwhile_takes_no_change_from_anybody(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    open_house: OpenHouse, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = House(world, pace=Pace(poll_ms=5, beat_ms=50, ring=1))
+    house = open_house(pace=Pace(poll_ms=5, beat_ms=50, ring=1))
     hub, own, others = house.inbox.hub, house.ask(), [house.ask() for _ in range(3)]
     now, good = world.store.now(), hub._learn
 
@@ -391,7 +422,6 @@ async def test_x10_what_others_learn_meanwhile_takes_no_change_from_anybody(
     async with listening(house, "carol") as line:
         await hub._spread([_change(Note("default", own.id, 1, "request:denied", now), own.id)])
         assert (await line.next())[2]["request"] == own.id
-    await house.inbox.close()
 
 
 async def test_x10_a_change_that_could_not_be_told_on_is_told_once_it_can(
@@ -441,9 +471,9 @@ async def test_x10_whatever_else_goes_wrong_every_client_loads_again_and_events_
 
 
 async def test_x10_an_outage_while_nobody_listens_does_not_keep_the_app_unready(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    open_house: OpenHouse, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = House(world, pace=Pace(poll_ms=1, beat_ms=5, idle_ms=1))
+    house = open_house(pace=Pace(poll_ms=1, beat_ms=5, idle_ms=1))
     good = world.store.heads
 
     def down() -> Any:
@@ -458,4 +488,3 @@ async def test_x10_an_outage_while_nobody_listens_does_not_keep_the_app_unready(
     monkeypatch.setattr(world.store, "heads", good)
 
     assert house.inbox.hub.alive
-    await house.inbox.close()

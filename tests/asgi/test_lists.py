@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.models import ApprovalRequest, Principal, Requirement, ToolCall, ToolDefinition
 from hitl_guard.store import lists as store_lists
 from hitl_guard.store.sql import SQLStore
-from tests.asgi.conftest import PEOPLE, House
+from tests.asgi.conftest import PEOPLE, House, OpenHouse
 from tests.asgi.many import signed
 from tests.asgi.many import store as store_many
 from tests.asgi.test_api import problem
@@ -277,6 +278,87 @@ async def test_at69_a_line_of_a_list_costs_nothing_that_grows_with_its_arguments
     assert flat(await listed(house, "bob")) == [asked.id]
 
 
+# -- names that fold to one ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def namesake(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Somebody whose name is another than ana's, and the same in the columns of a list."""
+    monkeypatch.setitem(PEOPLE, "ANA", Principal("ANA"))
+    monkeypatch.setitem(PEOPLE, "Zoe", Principal("Zoe"))
+    return "ANA"
+
+
+@pytest.mark.parametrize("number", [1, 3, 7])
+async def test_at68_no_list_tells_a_namesake_that_there_are_requests_of_the_other(
+    house: House, namesake: str, number: int
+) -> None:
+    for which in range(number):
+        house.ask("close_account", call_id=f"c{which}")
+
+    async def told(who: str) -> tuple[Any, str]:
+        async with house.client(who) as client:
+            answer = (await client.get("/api/requests?limit=1")).json()
+            page = (await client.get("/")).text
+        return {**answer, "now": 0}, page[page.index("<h1>"):]
+
+    shown, stranger = await told(namesake), await told("Zoe")
+
+    assert shown[0] == stranger[0]
+    assert (shown[0]["items"], shown[0]["next"], shown[0]["total"]) == ([], None, 0)
+    assert _without_tokens(shown[1]) == _without_tokens(stranger[1])
+
+
+def _without_tokens(page: str) -> str:
+    return re.sub(r'value="[^"]{40,}"', "", page)
+
+
+@pytest.mark.parametrize("looked_through", [1, 2, 3, 5, 200])
+@pytest.mark.parametrize("limit", [1, 2, 3, 50])
+async def test_x10_a_page_that_reads_on_keeps_the_order_and_neither_loses_nor_doubles_any(
+    house: House, namesake: str, monkeypatch: pytest.MonkeyPatch, limit: int, looked_through: int
+) -> None:
+    monkeypatch.setattr(lists, "LOOKED_THROUGH", looked_through)
+    for number, user in enumerate(("ana", "ana", "kim", "ana", "kim", "kim", "ana", "ana", "ana", "kim", "kim", "ana")):
+        asked = house.ask("refund" if user == "kim" else "close_account", user=user, call_id=f"c{number}")
+        if number % 5 == 4:
+            house.world.deny(asked)
+    everything = [one for page in [page async for page in pages(house, "olga")] for one in page["items"]]
+    theirs = [one["id"] for one in everything if one["user"] == "kim"]
+
+    found = await listed(house, namesake, limit=limit)
+
+    assert len(theirs) == 5
+    assert flat(found) == theirs
+    if looked_through == 200:
+        assert [len(page) for page in found[:-1]] == [limit] * (len(found) - 1)
+        assert found[-1] != []
+
+
+async def test_x10_to_read_on_takes_as_many_statements_for_sixty_requests_as_for_hundreds(
+    house: House, place: Database, namesake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def counted() -> int:
+        async with house.client(namesake) as client:
+            with statements(house.world.store, monkeypatch) as sent:
+                assert (await client.get("/api/requests")).json()["items"] == []
+        return len(sent)
+
+    def leads_only(first: int, last: int) -> Iterator[ToolCall]:
+        return (house.world.call("close_account", call_id=f"c{number}") for number in range(first, last))
+
+    async with house.client("Zoe") as client:
+        await client.get("/api/requests")
+    with_none = await counted()
+    store_many(place, signed(house.world, leads_only(0, 60)))
+    await counted()  # which learns the desk
+    with_sixty = await counted()
+    store_many(place, signed(house.world, leads_only(60, 700)))
+
+    assert await counted() == with_sixty
+    assert with_sixty <= with_none + 4
+
+
 # -- looking through ------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +449,7 @@ def _payload(cursor: str) -> dict[str, Any]:
 async def test_at68_a_cursor_tells_nothing_of_the_request_where_it_stands(
     house: House, monkeypatch: pytest.MonkeyPatch, place: Database
 ) -> None:
+    monkeypatch.setattr(lists, "LOOKED_THROUGH", 1)
     hidden = [house.ask("close_account", call_id=f"c{number}") for number in range(4)]
     place.execute(f"UPDATE {OPEN} SET desk = NULL")  # the database cannot tell that carol sees none of them
 
@@ -392,17 +475,17 @@ async def test_x10_the_same_place_never_looks_the_same(house: House) -> None:
     assert len(places) == 3
 
 
-async def test_x6_a_cursor_outlives_the_rotation_of_keys(house: House) -> None:
+async def test_x6_a_cursor_outlives_the_rotation_of_keys(open_house: OpenHouse, house: House) -> None:
     asked = sorted(house.ask(call_id=f"c{number}").id for number in range(2))
     async with house.client() as bob:
         first = (await bob.get("/api/requests?limit=1")).json()
         now = house.world.store.now()
         keyring, _ = rotated(house.world.keyring, now=now, refresh_ms=1)
         until(house.world.store, now + 3)
-        other = House(house.world.another(keyring=keyring))
+        other = open_house(house.world.another(keyring=keyring))
         async with other.client() as again:
             answer = await again.get(f"/api/requests?limit=1&cursor={first['next']}")
-        stranger = House(house.world.another(keyring=Keyring([*ring().keys])))
+        stranger = open_house(house.world.another(keyring=Keyring([*ring().keys])))
         async with stranger.client() as elsewhere:
             refused = await elsewhere.get(f"/api/requests?limit=1&cursor={first['next']}")
 

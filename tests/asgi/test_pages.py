@@ -20,7 +20,7 @@ from hitl_guard.keyring import Keyring
 from hitl_guard.lifecycle import state as states
 from hitl_guard.models import Principal, ToolDefinition
 from tests.agent.stage import Stage
-from tests.asgi.conftest import ORIGIN, PEOPLE, House
+from tests.asgi.conftest import ORIGIN, PEOPLE, House, OpenHouse
 from tests.asgi.visitor import MAIL, SCHEMA, Visitor, link, mail, words
 from tests.databases import Database
 from tests.support import CAROL, OPERATOR, POLICY, World, document
@@ -151,7 +151,9 @@ async def test_m64_the_page_names_rule_reason_risk_conditions_and_history(house:
         assert part in shown
 
 
-async def test_m64_the_list_counts_only_approvals_that_count_for_the_rule_that_lacks_most(world: World) -> None:
+async def test_m64_the_list_counts_only_approvals_that_count_for_the_rule_that_lacks_most(
+    open_house: OpenHouse, world: World
+) -> None:
     rules = POLICY + """\
   - id: leads-pay
     tools: [pay]
@@ -163,7 +165,7 @@ async def test_m64_the_list_counts_only_approvals_that_count_for_the_rule_that_l
     effect: require_approval
     quorum: 2
 """
-    house = House(World(world.store, policy=document(rules), keyring=world.keyring))
+    house = open_house(World(world.store, policy=document(rules), keyring=world.keyring))
     request = house.ask("pay")
     house.world.approve(request, by=CAROL)
 
@@ -178,13 +180,7 @@ async def test_m64_the_requester_is_offered_no_way_to_resolve_the_own_call(
     house: House, visitors: Callable[[str], Visitor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PEOPLE, "ana", Principal("ana", roles=("operator",)))
-    call, request = house.world.grant()
-
-    def breaks(**_arguments: Any) -> None:
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        house.world.guard.run(call, breaks)
+    request = house.doubtful()
 
     assert link(request, "/resolve") in (await visitors("olga").go(link(request))).text
     assert link(request, "/resolve") not in (await visitors("ana").go(link(request))).text
@@ -724,17 +720,13 @@ async def test_x18_who_operates_all_tenants_pauses_everywhere_from_the_page(
 
 
 async def test_x18_a_restored_database_is_confirmed_from_the_page(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    open_house: OpenHouse, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PEOPLE, "greta", Principal("greta", roles=("operator", "global-operator")))
     world.guard.pause(by=OPERATOR, tool="wire")
     world.guard.pause(by=PEOPLE["greta"], agent="bot", everywhere=True)
-    house = House(world.another(keyring=Keyring(world.keyring.keys, epoch=2)))
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(house.app), base_url=ORIGIN, cookies={"login": "greta"},
-        headers={"sec-fetch-site": "same-origin"},
-    ) as client:
-        greta = Visitor(client)
+    house = open_house(world.another(keyring=Keyring(world.keyring.keys, epoch=2)))
+    async with house.visitor("greta") as greta:
         page = words((await greta.go("/control")).text)
         assert page.count("another restore epoch") == 2
         assert "Everything Reason Resume everything" in page
@@ -746,17 +738,10 @@ async def test_x18_a_restored_database_is_confirmed_from_the_page(
             assert answer.status_code == 303
         assert "restore epoch" not in (await greta.go("/control")).text
     assert house.ask().state == "pending"
-    await house.inbox.close()
 
 
 async def test_m64_an_operator_resolves_what_is_in_doubt(house: House, bob: Visitor, olga: Visitor) -> None:
-    call, request = house.world.grant()
-
-    def breaks(**_arguments: Any) -> None:
-        raise RuntimeError("the line went dead")
-
-    with pytest.raises(RuntimeError):
-        house.world.guard.run(call, breaks)
+    request = house.doubtful()
     page = (await olga.go("/control")).text
     assert link(request, "/resolve") in page
     form = {"outcome": "failed", "reason": "The bank says so."}
@@ -773,17 +758,13 @@ async def test_m64_an_operator_resolves_what_is_in_doubt(house: House, bob: Visi
 
 
 async def test_m64_a_run_that_asks_back_is_shown_and_answered_by_its_owner(
-    world: World
+    open_house: OpenHouse, world: World
 ) -> None:
     stage = Stage(world.store)
     agent = stage.agent([("c1", "weather", {"id": "7"})], "It is sunny.", tools=[stage.asking(input_schema=None)])
     await agent.generate("How is it?", run_id="run-9", user="ana")
-    house = House(stage.world, agents=[agent])
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(house.app), base_url=ORIGIN, cookies={"login": "ana"},
-        headers={"sec-fetch-site": "same-origin"},
-    ) as client:
-        ana = Visitor(client)
+    house = open_house(stage.world, agents=[agent])
+    async with house.visitor("ana") as ana:
         page = (await ana.go("/runs")).text
         assert "Which city?" in words(page)
         call = re.findall(r'name="call" value="([^"]+)"', page)[0]
@@ -797,7 +778,7 @@ async def test_m64_a_run_that_asks_back_is_shown_and_answered_by_its_owner(
 
 
 async def test_what_a_model_raises_is_logged_by_its_kind_and_not_told(
-    world: World, caplog: pytest.LogCaptureFixture
+    open_house: OpenHouse, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage = Stage(world.store)
     agent = stage.agent([("c1", "weather", {"id": "7"})], tools=[stage.asking(input_schema=None)])
@@ -807,28 +788,25 @@ async def test_what_a_model_raises_is_logged_by_its_kind_and_not_told(
         raise RuntimeError("api key sk-12345 is wrong")
 
     agent.resume_generate = fails  # type: ignore[method-assign]
-    house = House(stage.world, agents=[agent])
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(house.app), base_url=ORIGIN, cookies={"login": "ana"},
-        headers={"sec-fetch-site": "same-origin"},
-    ) as client:
-        ana = Visitor(client)
+    house = open_house(stage.world, agents=[agent])
+    async with house.visitor("ana") as ana:
         await ana.go("/runs")
         answer = await ana.post("/runs", {"run": "run-9", "agent": "shop", "answer": "1", "as": "json"})
     assert answer.status_code == 502
     assert "sk-12345" not in answer.text + caplog.text
     assert "run-9" in answer.text
-    assert "A run did not go on in run run-9: builtins.RuntimeError" in caplog.text
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "hitl_guard.asgi"]
+    assert line.startswith("A run did not go on in run run-9: builtins.RuntimeError")
 
 
-async def test_nobody_is_sent_to_the_login_where_there_is_one(world: World) -> None:
+async def test_nobody_is_sent_to_the_login_where_there_is_one(open_house: OpenHouse) -> None:
     class Login:
         login_path = "login"
 
         def __call__(self, _request: Any) -> None:
             return None
 
-    house = House(world, authenticate=Login())
+    house = open_house(authenticate=Login())
     async with house.client(None) as client:
         sent = await client.get("/")
         kept = await client.post("/bulk")

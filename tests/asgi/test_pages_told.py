@@ -8,18 +8,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 from starlette.requests import Request
 
-from hitl_guard.asgi.page_desk import DONE
+from hitl_guard.asgi.page_renderer import DONE
 from hitl_guard.asgi.page_views import MAX_REVEALED
 from hitl_guard.asgi.service import unseen
 from hitl_guard.asgi.sessions import NOTE_MS
 from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.models import MAX_REASON, ApprovalRequest, Principal, ToolDefinition
 from tests.agent.stage import Stage
-from tests.asgi.conftest import ORIGIN, PEOPLE, House
+from tests.asgi.conftest import PEOPLE, House, OpenHouse
 from tests.asgi.visitor import Visitor, link, mail, words
 from tests.authenticator import ORIGIN as SITE
 from tests.authenticator import RP, Authenticator
@@ -109,13 +108,7 @@ async def test_m64_who_edited_a_request_is_told_so_on_the_new_one_alone(house: H
 
 
 async def test_m64_a_call_that_the_viewer_resolved_is_said_to_be_so(house: House, olga: Visitor) -> None:
-    call, request = house.world.grant()
-
-    def breaks(**_arguments: Any) -> None:
-        raise RuntimeError("the line went dead")
-
-    with pytest.raises(RuntimeError):
-        house.world.guard.run(call, breaks)
+    request = house.doubtful()
     house.world.guard.resolve(request.id, "failed", by=OPERATOR, reason="The bank says so.")
 
     assert notice((await olga.go(link(request, "?done=yes"))).text) == "Resolved."
@@ -162,9 +155,9 @@ async def test_m64_what_was_done_is_said_for_a_minute(house: House) -> None:
     assert not sessions.noted(request, replace(viewer, now=viewer.now + NOTE_MS), note, "changed")
 
 
-async def test_m64_a_passkey_is_said_to_be_registered_where_one_just_was(world: World) -> None:
+async def test_m64_a_passkey_is_said_to_be_registered_where_one_just_was(open_house: OpenHouse, world: World) -> None:
     settings, owner = Settings(rp_id=RP, rp_origins=(SITE,)), Principal("bob")
-    house = House(World(world.store, settings=settings))
+    house = open_house(World(world.store, settings=settings))
     guard = house.world.guard
 
     def register(*, by: Authenticator | None) -> Authenticator:
@@ -174,11 +167,7 @@ async def test_m64_a_passkey_is_said_to_be_registered_where_one_just_was(world: 
         guard.register_passkey(owner, ticket=begun.ticket, response=made, name="x", confirm=confirm)
         return key
 
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(house.app), base_url=ORIGIN, cookies={"login": "bob"},
-        headers={"sec-fetch-site": "same-origin"},
-    ) as client:
-        bob = Visitor(client)
+    async with house.visitor("bob") as bob:
         for done in ("registered", "removed"):
             assert notice((await bob.go(f"/passkeys?done={done}")).text) is None
         register(by=register(by=None))
@@ -187,7 +176,6 @@ async def test_m64_a_passkey_is_said_to_be_registered_where_one_just_was(world: 
         one = guard.passkeys(owner)[0]
         sent = (await bob.post("/passkeys/remove", {"credential": one.id})).headers["location"]
         assert notice((await bob.go(sent)).text) == "The passkey is removed."
-    await house.inbox.close()
 
 
 # What stays of a form that was refused
@@ -235,13 +223,7 @@ async def test_m64_the_reason_of_a_withdrawal_stays_with_it(house: House, bob: V
 
 
 async def test_m64_what_was_said_of_a_call_in_doubt_stays_there(house: House, olga: Visitor) -> None:
-    call, request = house.world.grant()
-
-    def breaks(**_arguments: Any) -> None:
-        raise RuntimeError("the line went dead")
-
-    with pytest.raises(RuntimeError):
-        house.world.guard.run(call, breaks)
+    request = house.doubtful()
     await olga.go(link(request))
     form = {"outcome": "abandoned", "reason": LONG, "force": "1"}
 
@@ -256,18 +238,14 @@ async def test_m64_what_was_said_of_a_call_in_doubt_stays_there(house: House, ol
 
 
 async def test_x18_a_pause_that_was_refused_is_kept_in_its_own_form(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    open_house: OpenHouse, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PEOPLE, "both", Principal("both", roles=("operator", "global-operator")))
-    house = House(world)
+    house = open_house()
     world.guard.pause(by=OPERATOR, tool="mail")
     world.guard.pause(by=OPERATOR, agent="mail")
     world.guard.pause(by=GLOBAL, everywhere=True)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(house.app), base_url=ORIGIN, cookies={"login": "both"},
-        headers={"sec-fetch-site": "same-origin"},
-    ) as client:
-        both = Visitor(client)
+    async with house.visitor("both") as both:
         await both.go("/control")
         form = {"tool": "wire", "agent": "bot", "everything": "1", "everywhere": "1", "reason": "Looks odd."}
 
@@ -285,21 +263,16 @@ async def test_x18_a_pause_that_was_refused_is_kept_in_its_own_form(
         for user, tool in (("", "mail"), ("ana", "")):
             unmuted = await both.post("/control", {"change": "unmute", "user": user, "tool": tool})
             assert unmuted.status_code == 400
-    await house.inbox.close()
 
 
-async def test_m64_an_answer_to_a_run_is_kept_when_it_is_refused(world: World) -> None:
+async def test_m64_an_answer_to_a_run_is_kept_when_it_is_refused(open_house: OpenHouse, world: World) -> None:
     stage = Stage(world.store)
     calls = [("c1", "weather", {"id": "7"})]
     agent = stage.agent(calls, calls, "It is sunny.", tools=[stage.asking(input_schema=None)])
     for run in ("run-8", "run-9"):
         await agent.generate("How is it?", run_id=run, user="ana")
-    house = House(stage.world, agents=[agent])
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(house.app), base_url=ORIGIN, cookies={"login": "ana"},
-        headers={"sec-fetch-site": "same-origin"},
-    ) as client:
-        ana = Visitor(client)
+    house = open_house(stage.world, agents=[agent])
+    async with house.visitor("ana") as ana:
         await ana.go("/runs")
         hidden = next(one for one, filled in forms(ana.page) if one.get("run") == "run-9" and "answer" in filled)
         form = {"run": "run-9", "agent": "shop", "call": hidden["call"], "answer": '{"location": "Rome"', "as": "json"}
@@ -309,7 +282,6 @@ async def test_m64_an_answer_to_a_run_is_kept_when_it_is_refused(world: World) -
         assert only(answer.text, run="run-9", call=hidden["call"])["answer"] == form["answer"]
         sent = (await ana.post("/runs", form | {"answer": '{"location": "Rome"}'})).headers["location"]
         assert notice((await ana.go(sent)).text) == "The run went on."
-    await house.inbox.close()
 
 
 # Withdrawing, revealing

@@ -16,8 +16,8 @@ from sqlalchemy import event as listening
 
 from hitl_guard.errors import ConfigurationError, StoreUnavailableError
 from hitl_guard.rows import Draft, EventRow, RequestRow
-from hitl_guard.store import anchors, schema
-from hitl_guard.store.base import AddRequest, Append, Unlist
+from hitl_guard.store import anchors, lists, schema
+from hitl_guard.store.base import AddRequest, Append, Unlist, Wanted
 from hitl_guard.store.sql import SQLStore
 from tests.contract.build import REFUSAL, RUN, added, approved, claim, digest, event, request, seal, set_control
 from tests.databases import Database
@@ -473,3 +473,23 @@ def test_the_two_ranges_of_ended_requests_never_meet(store: SQLStore) -> None:
     end(store, row, 1)
 
     assert ended(store) == []
+
+
+def test_x10_mariadb_reads_no_line_of_a_list_more_than_a_few_times_for_a_page_that_shows_almost_none(
+    make_database: Callable[..., Database], open_store: Callable[..., SQLStore]
+) -> None:
+    """It runs a common table expression anew for each mention. (It counts what it reads, however busy it is.)"""
+    database = make_database("mariadb")
+    store, number = open_store(database), 200
+    for which in range(number):
+        asked(store, listed_until=store.now() + 600_000 + which, tool=digest("tool"))
+    query = lists.looked_at(Wanted(tenant="tenant", now=store.now(), own=(), foreign=(DESK,)), 50, None)
+    assert query is not None
+
+    with database.connect() as connection:
+        connection.execute(text("FLUSH STATUS"))
+        found = connection.execute(query).all()
+        reads = sum(int(count) for _, count in connection.execute(text("SHOW SESSION STATUS LIKE 'Handler_read%'")))
+
+    assert found == []
+    assert number < reads < 9 * number

@@ -16,6 +16,7 @@ from ..models import ApprovalRequest
 from . import page_views as views
 from .forms import Field, Form
 from .identity import Viewer
+from .logs import untold
 from .problems import PROBLEMS, said_of, slug_of
 from .seen import proof
 from .service import Inbox
@@ -26,10 +27,13 @@ DONE = {
 }
 """What was done → what the page says then. (Of a request, `page_views.deed` says it.)"""
 
-Handler = Callable[["Desk", Request, Viewer], Awaitable[Response]]
+ROUTE = "hitl_guard.route"
+"""Key of the ASGI scope under which the path of the page's route is, as the table of pages has it."""
+
+Handler = Callable[["PageRenderer", Request, Viewer], Awaitable[Response]]
 
 
-class Desk:
+class PageRenderer:
     """Renders pages for one app.
 
     Args:
@@ -40,10 +44,11 @@ class Desk:
         self.inbox = inbox
         self.passkeys = inbox.guard.settings.rp_id is not None
 
-    def endpoint(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """Return an endpoint: a login first, and every refusal as a page with its status."""
+    def endpoint(self, path: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of a route: a login first, and every refusal as a page with its status."""
         async def endpoint(request: Request) -> Response:
             viewer: Viewer | None = None
+            request.scope[ROUTE] = path
             try:
                 viewer = await self.inbox.viewer(request)
                 if viewer is None:
@@ -69,10 +74,12 @@ class Desk:
         """Return a page, made in a worker thread; with an error in it, its status is that of the error.
 
         Args:
-            slug: The error's class, where it is none that `slug_of` knows.
+            slug: The error's class, where it is none that `slug_of` knows; whoever knows it has logged the error.
             notice: What was done, if that is certain; beside an error it is left out.
         """
-        slug = slug or (None if error is None else slug_of(error))
+        if error is not None and slug is None:
+            slug = slug_of(error)
+            self._log(request, viewer, error)
         common: dict[str, Any] = {
             "base": base_of(request), "error": None if error is None else told(error, slug),
             "global_operator": viewer is not None and self.inbox.is_global_operator(viewer), "here": here,
@@ -92,12 +99,20 @@ class Desk:
 
     async def problem(self, request: Request, viewer: Viewer | None, error: BaseException) -> Response:
         """Return a page that says what is wrong, as coarsely as the API does."""
+        self._log(request, viewer, error)
         status, title = PROBLEMS[slug_of(error)]
         headers = {"retry-after": "5"} if status == 503 else {}
-        context = {"title": title, "said": said_of(error)}
+        context = {"title": title, "said": said_of(error), "damaged": slug_of(error) == "damaged"}
         response = await self.page(request, viewer, "problem.html", context, headers=headers)
         response.status_code = status
         return response
+
+    def _log(self, request: Request, viewer: Viewer | None, error: BaseException) -> None:
+        """Log what the page does not tell. No server sees this error: it ends here."""
+        untold(
+            error, f"{request.method} {request.scope.get(ROUTE)}", who=None if viewer is None else viewer.principal,
+            request=request.path_params.get("request_id"),
+        )
 
     async def request(
         self, request: Request, viewer: Viewer, *, error: BaseException | None = None, given: Form | None = None,
