@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from hitl_guard.models import ApprovalRequest, Permit, Principal, ToolCall
 from hitl_guard.policy.combined import Policy
 from hitl_guard.policy.documents import PolicyDocument
 from hitl_guard.store.sql import SQLStore
+from tests.databases import Database
 
 POLICY = """\
 version: 1
@@ -66,6 +67,7 @@ def ring(*, age: int = 3_600_000) -> Keyring:
     return Keyring([Key.generate(clock.epoch_ms() - age)])
 
 
+@cache
 def document(text: str = POLICY) -> PolicyDocument:
     return PolicyDocument.from_source(text.encode(), "tests.yaml")
 
@@ -171,22 +173,20 @@ def until(store: SQLStore, moment: int) -> None:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(make_database: Callable[..., Database]) -> Iterator[World]:
     """A guard on a new SQLite database."""
-    store = SQLStore(f"sqlite:///{tmp_path / 'approvals.db'}")
-    store.setup()
+    store = SQLStore(make_database("sqlite").url)
     yield World(store)
     store.close()
 
 
 @pytest.fixture
-def make_world(database: Any) -> Iterator[Callable[..., World]]:
+def make_world(database: Database) -> Iterator[Callable[..., World]]:
     """Make guards on a new database of each kind: SQLite, PostgreSQL, MariaDB."""
     stores: list[SQLStore] = []
 
     def make(**options: Any) -> World:
         store = SQLStore(database.url)
-        store.setup()
         stores.append(store)
         return World(store, **options)
 

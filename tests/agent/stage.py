@@ -12,6 +12,7 @@ from hitl_guard.agent import Agent, Tool
 from hitl_guard.agent.stream import AgentStream
 from hitl_guard.store.sql import SQLStore
 from hitl_guard.testing import ScriptedModel
+from tests.databases import Database
 from tests.support import BOB, World
 
 ID_SCHEMA: dict[str, Any] = {
@@ -112,22 +113,20 @@ def only(events: list[Event], kind: str) -> Event:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def stage(make_database: Callable[..., Database], tmp_path: Path) -> Iterator[Stage]:
     """A stage on a new SQLite database."""
-    store = SQLStore(f"sqlite:///{tmp_path / 'approvals.db'}")
-    store.setup()
+    store = SQLStore(make_database("sqlite", folder=tmp_path).url)
     yield Stage(store)
     store.close()
 
 
 @pytest.fixture
-def make_stage(database: Any) -> Iterator[Callable[..., Stage]]:
+def make_stage(database: Database) -> Iterator[Callable[..., Stage]]:
     """Make stages on a new database of each kind: SQLite, PostgreSQL, MariaDB."""
     stores: list[SQLStore] = []
 
     def make(**options: Any) -> Stage:
         store = SQLStore(database.url)
-        store.setup()
         stores.append(store)
         return Stage(store, **options)
 

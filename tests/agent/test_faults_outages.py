@@ -34,10 +34,10 @@ def make_brief(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> Callab
 async def survived(stage: Stage, scene: str, methods: tuple[str, ...], mode: str) -> int:
     """Let each use of the store fail in turn, in a new run each; return how many uses there were."""
     build, before, act, _ = SCENES[scene]
+    known: set[str] = set()
     for at in itertools.count():
         stage.ran.clear()
         agent, run_id = build(stage), f"run-{new_id()}"
-        known = set(histories(stage))
         for step in before:
             await step(agent, run_id)
         failing = Failing(stage, *methods, at=at, **MODES[mode])
@@ -50,7 +50,9 @@ async def survived(stage: Stage, scene: str, methods: tuple[str, ...], mode: str
 
         await to_the_end(stage, agent, run_id)
 
-        check(stage, agent, scene, [types for id_, types in histories(stage).items() if id_ not in known])
+        found = histories(stage)
+        check(stage, agent, scene, [types for id_, types in found.items() if id_ not in known])
+        known.update(found)
     raise AssertionError("unreachable")
 
 

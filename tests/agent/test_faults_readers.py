@@ -114,10 +114,10 @@ WAYS: dict[str, Disturb] = {
 async def disturbed(stage: Stage, scene: str, way: str) -> int:
     """Disturb the reader of a new run at each place in turn; return how many places there were."""
     build, before, act, _ = SCENES[scene]
+    known: set[str] = set()
     for at in itertools.count():
         stage.ran.clear()
         agent, run_id = build(stage), f"run-{new_id()}"
-        known = set(histories(stage))
         for step in before:
             await step(agent, run_id)
         if not await WAYS[way](stage, act(agent, run_id), at):
@@ -126,7 +126,9 @@ async def disturbed(stage: Stage, scene: str, way: str) -> int:
 
         await to_the_end(stage, agent, run_id)
 
-        check(stage, agent, scene, [types_ for id_, types_ in histories(stage).items() if id_ not in known])
+        found = histories(stage)
+        check(stage, agent, scene, [types_ for id_, types_ in found.items() if id_ not in known])
+        known.update(found)
     raise AssertionError("unreachable")
 
 
@@ -186,14 +188,17 @@ def test_f13_a_loop_that_shuts_down_in_the_middle_of_a_run_loses_nothing(
             place += 1
         return "end"
 
+    known: set[str] = set()
     for at in itertools.count():
         stage.ran.clear()
-        run_id, known = f"run-{at}", set(histories(stage))
+        run_id = f"run-{at}"
         last = asyncio.run(interrupted(run_id, at))
         assert stage.stored() == (last not in ("finish", "end")), last
         agent = scene(stage)
         asyncio.run(to_the_end(stage, agent, run_id))
-        made = [types for id_, types in histories(stage).items() if id_ not in known]
+        found = histories(stage)
+        made = [types for id_, types in found.items() if id_ not in known]
+        known.update(found)
         assert [types[:2] for types in made] == [["request:approved", "grant:claimed"]] * len(made)
         assert {types[2] for types in made} <= {"call:succeeded", "call:failed", "call:in_doubt"}
         assert (len(stage.ran) <= len(made), stage.stored(), segments(stage)) == (True, 0, [])

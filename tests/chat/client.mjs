@@ -22,6 +22,7 @@ let headers = {};
 let exchanges = [];
 let endings = [];
 let asking = 0;
+let streaming = 0;
 let failure = null;
 
 async function watchedFetch(url, init) {
@@ -47,12 +48,15 @@ async function noting(exchange, response) {
     exchange.text = await response.text();
     return new Response(exchange.text, response);
   }
+  // An answer that is given up before its end counts for ever: its connection may still be open.
+  streaming += 1;
   const decoder = new TextDecoder();
   const noted = response.body.pipeThrough(new TransformStream({
     transform(bytes, controller) {
       exchange.text += decoder.decode(bytes, { stream: true });
       controller.enqueue(bytes);
     },
+    flush() { streaming -= 1; },
   }));
   return new Response(noted, response);
 }
@@ -97,7 +101,8 @@ function failed() {
 }
 
 const commands = {
-  open({ id, headers: given, messages }) {
+  open({ api: address, id, headers: given, messages }) {
+    api = address;
     headers = given;
     exchanges = [];
     endings = [];
@@ -121,6 +126,8 @@ const commands = {
   stop() { started(chat.stop()); },
   resume() { started(chat.resumeStream()); },
   state() {},
+  // Whether nothing is left over of this process's chats that could meddle with the next one.
+  idle: () => !isBusy() && streaming === 0,
   settled,
   reached: ({ state }) => reached(state),
   async raw({ text, headers: given }) {
@@ -148,7 +155,6 @@ async function obey(line) {
   }
 }
 
-api = process.argv[2];
 const input = createInterface({ input: process.stdin });
 input.on('line', (line) => void obey(line));
 input.on('close', () => process.exit(0));

@@ -10,10 +10,14 @@
 
 The client sends by itself what the SDK would send: after the last approval of a turn is answered, and again for as long
 as an answer of the server leaves that condition true. 50 posts are the limit; then the chat's error says so.
+
+A Node process serves one chat after the other, each with a chat object of its own: to start one takes longer than most
+chats. One that is not idle when its client is closed is ended instead, and so is one that broke.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import queue
 import subprocess
@@ -34,6 +38,77 @@ _END_S = 20
 
 class ChatClientError(AssertionError):
     """The Node process refused a command, took too long, or ended."""
+
+
+class _Process:
+    """A Node process with `client.mjs`, and the lines that it answered."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  end() closes it
+        self._process = subprocess.Popen(
+            [node.path, HERE / "client.mjs"],
+            cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, encoding="utf-8",
+        )
+        self._number = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def say(self, command: str, **options: Any) -> dict[str, Any]:
+        """Give a command; return its answer."""
+        self._number += 1
+        assert self._process.stdin is not None
+        line = json.dumps({"number": self._number, "command": command} | options)
+        try:
+            print(line, file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise self._broken(command, "has ended") from None
+        while True:
+            try:
+                told = self._lines.get(timeout=LIMIT_S)
+            except queue.Empty:
+                raise self._broken(command, f"took more than {LIMIT_S} s") from None
+            if told is None:
+                raise self._broken(command, "has ended")
+            answer: dict[str, Any] = json.loads(told)
+            if answer["number"] == self._number:
+                return answer
+
+    def end(self) -> None:
+        self._kill()
+        self._reader.join(_END_S)
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            assert stream is not None
+            # A command that the dead process did not read is nobody's trouble.
+            with suppress(BrokenPipeError):
+                stream.close()
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.wait(_END_S)
+
+    def _broken(self, command: str, what: str) -> ChatClientError:
+        self._kill()
+        self._errors.seek(0)
+        told = self._errors.read().decode("utf-8", "replace")[-2000:]
+        return ChatClientError(f"{command}: the client {what}. {told}")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+
+_idle: list[_Process] = []
+"""Processes that wait for their next chat."""
+
+
+@atexit.register
+def _end_all() -> None:
+    while _idle:
+        _idle.pop().end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +177,19 @@ class ChatClient:
         self._headers = ({} if user is None else {"x-demo-user": user}) | dict(headers or {})
         self._id = id
         self._messages = messages
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._number = 0
+        self._process: _Process | None = None
         self._state: dict[str, Any] = {}
 
     def __enter__(self) -> ChatClient:
         node = self._node or installed()
-        self._errors = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [node.path, HERE / "client.mjs", self._api],
-            cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, encoding="utf-8",
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        waiting = [process for process in _idle if process.node == node]
+        if waiting:
+            _idle.remove(waiting[0])
+        self._process = waiting[0] if waiting else _Process(node)
         try:
             self.open(id=self._id, messages=self._messages)
         except BaseException:
-            self.close()
+            self._process.end()
             raise
         return self
 
@@ -128,19 +199,19 @@ class ChatClient:
         self.close()
 
     def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait(_END_S)
-        self._reader.join(_END_S)
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            assert stream is not None
-            # A command that the dead process did not read is nobody's trouble.
-            with suppress(BrokenPipeError):
-                stream.close()
+        """End the chat."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        with suppress(ChatClientError):
+            if process.say("idle")["result"]:
+                _idle.append(process)
+                return
+        process.end()
 
     def open(self, *, id: str | None = None, messages: Sequence[Mapping[str, Any]] = ()) -> None:
         """Start another chat in the same process; what was counted starts anew."""
-        self._do("open", id=id, headers=self._headers, messages=list(messages))
+        self._do("open", api=self._api, id=id, headers=self._headers, messages=list(messages))
 
     def act_as(self, user: str | None, **headers: str) -> None:
         """Send as another user from now on, with ``headers`` instead of those given before."""
@@ -264,42 +335,10 @@ class ChatClient:
             self.settle()
 
     def _do(self, command: str, **options: Any) -> Any:
-        self._number += 1
-        assert self._process.stdin is not None
-        if self._process.stdin.closed:
+        if self._process is None:
             raise ChatClientError(f"{command}: the client is closed.")
-        line = json.dumps({"number": self._number, "command": command} | options)
-        try:
-            print(line, file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            raise self._broken(command, "has ended") from None
-        answer = self._next(command)
+        answer = self._process.say(command, **options)
         self._state = answer["chat"] or {}
         if trouble := answer.get("error") or self._state.get("failure"):
             raise ChatClientError(f"{command}: {trouble}")
         return answer["result"]
-
-    def _next(self, command: str) -> dict[str, Any]:
-        while True:
-            try:
-                line = self._lines.get(timeout=LIMIT_S)
-            except queue.Empty:
-                raise self._broken(command, f"took more than {LIMIT_S} s") from None
-            if line is None:
-                raise self._broken(command, "has ended")
-            answer: dict[str, Any] = json.loads(line)
-            if answer["number"] == self._number:
-                return answer
-
-    def _broken(self, command: str, what: str) -> ChatClientError:
-        self._process.kill()
-        self._process.wait(_END_S)
-        self._errors.seek(0)
-        told = self._errors.read().decode("utf-8", "replace")[-2000:]
-        return ChatClientError(f"{command}: the client {what}. {told}")
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)

@@ -140,9 +140,18 @@ def segment(seq: int, *, thread: str = "thread", run: str = "run", body: bytes =
     return Segment(digest(thread), seq, digest(run), body)
 
 
+# Each process is forked from one that runs nothing and has read the code already; to read it takes a second.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload([
+    "pytest", "tests.contract.test_migrations", "tests.contract.test_store_races",
+    "tests.contract.test_store_runs_races", "hitl_guard.store.dialects.mariadb", "hitl_guard.store.dialects.postgresql",
+    "hitl_guard.store.dialects.sqlite",
+])
+
+
 def in_processes(work: Callable[[_Job], _Answer], jobs: Sequence[_Job]) -> list[_Answer]:
     """Run each job in a new process of its own, all at once."""
-    pool = multiprocessing.get_context("spawn").Pool(len(jobs))
+    pool = _PROCESSES.Pool(len(jobs))
     answers = pool.map(work, jobs, chunksize=1)
     pool.close()  # and not terminate(): the processes still write down what they covered
     pool.join()

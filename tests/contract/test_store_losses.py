@@ -166,13 +166,13 @@ class TestLosses:
 
     @pytest.mark.parametrize("loss", ["renamed over", "deleted", "copied back"])
     def test_a_sqlite_file_that_is_not_the_one_that_was_opened_is_noticed(
-        self, loss: str, make_database: Callable[..., Database], open_store: Callable[..., SQLStore], tmp_path: Path
+        self, loss: str, make_database: Callable[..., Database], open_store: Callable[..., SQLStore]
     ) -> None:
         database = make_database("sqlite")
         store = open_store(database)
         row, first = approved(store)
         path = Path(str(make_url(database.url).database))
-        copy = tmp_path / "copy.db"
+        copy = path.with_suffix(".copy")
         copy.write_bytes(path.read_bytes())
         if loss == "renamed over":
             copy.rename(path)

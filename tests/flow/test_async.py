@@ -26,6 +26,7 @@ from hitl_guard.lifecycle import running, threads
 from hitl_guard.lifecycle.running import current_permit
 from hitl_guard.lifecycle.settings import Settings
 from hitl_guard.policy.core import Status
+from tests.databases import Database
 from tests.support import ARGUMENTS, BOB, OPERATOR, POLICY, World, document
 
 LIMIT_S = 120
@@ -182,13 +183,13 @@ async def test_closing_releases_the_stores_connections(world: World) -> None:
 
 
 def test_it_is_made_of_a_guard_or_of_a_guards_arguments(
-    world: World, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, make_database: Callable[..., Database]
 ) -> None:
     made = AsyncGuard(policy=world.policy, keyring=world.keyring, store=world.store)
     (tmp_path / "policy.yaml").write_text(POLICY)
     environ = {
         "HITL_GUARD_POLICY": str(tmp_path / "policy.yaml"), KEYS_VARIABLE: world.keyring.dump().reveal().decode(),
-        "HITL_GUARD_STORE": f"sqlite:///{tmp_path / 'approvals.db'}",
+        "HITL_GUARD_STORE": make_database("sqlite").url,
     }
     read = AsyncGuard.from_env(environ, settings=Settings(operator_role="chief"))
     read.guard._desk.store.close()

@@ -794,11 +794,12 @@ def test_x07_the_tail_of_a_chain_that_another_recorded_cannot_be_cut(make_world:
 
 
 def test_x07_a_database_file_that_is_put_back_is_noticed_by_every_process_that_had_it_open(
-    attacked: tuple[World, Attacker], tmp_path: Path
+    attacked: tuple[World, Attacker]
 ) -> None:
     world, attacker = attacked
     call, request = world.grant()
-    path, kept = attacker.database.url.removeprefix("sqlite:///"), tmp_path / "kept.db"
+    path = Path(attacker.database.url.removeprefix("sqlite:///"))
+    kept = path.with_suffix(".kept")
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("VACUUM INTO ?", (str(kept),))
     world.run(call)

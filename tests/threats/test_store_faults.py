@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from hitl_guard.lifecycle import claim
 from hitl_guard.lifecycle.ledger import verify
 from hitl_guard.models import ApprovalRequest, ToolCall
 from hitl_guard.store.sql import SQLStore
-from tests.databases import KINDS, Database
+from tests.databases import Database
 from tests.support import OPERATOR, Settings, World, ring, until
 from tests.threats.faults import AFTER, BEFORE, COMMIT_AFTER, FULL, WHEN, Faults, install
 from tests.threats.gates import told
@@ -28,14 +27,6 @@ FAULTS = pytest.mark.parametrize(
     [*((when, False) for when in WHEN), *((when, True) for when in (BEFORE, AFTER, COMMIT_AFTER))],
 )
 KEYS = ring()
-NUMBERS = itertools.count(1)
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def database(request: pytest.FixtureRequest, _maker: Any) -> Database:
-    """One database of each kind for all tests here; each test has calls of its own."""
-    made: Database = _maker.make(request.param)
-    return made
 
 
 @pytest.fixture
@@ -52,7 +43,6 @@ def world(faults: Faults, database: Database, monkeypatch: pytest.MonkeyPatch) -
     assert not faults.down
     monkeypatch.setattr(claim, "_start_by", lambda desk: None)
     world = World(SQLStore(database.url), keyring=KEYS, settings=Settings(run_within=1))
-    world.calls = 1000 * next(NUMBERS)
     yield world
     world.store.close()
 
