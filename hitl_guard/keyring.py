@@ -64,12 +64,13 @@ class Keyring:
         self._lock = threading.Lock()
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Keyring:
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Keyring:
         """Load the key ring that ``HITL_GUARD_KEYS`` (JSON) holds or ``HITL_GUARD_KEYS_FILE`` names.
 
         Raises:
             ConfigurationError: both or none is set, or the key ring is not usable.
         """
+        environ = os.environ if environ is None else environ  # no default: a signature would show all of it
         text, path = environ.get(KEYS_VARIABLE) or None, environ.get(FILE_VARIABLE) or None
         source = None if text is None else sealed_text(text)
         del environ, text  # a traceback that prints locals must not show them

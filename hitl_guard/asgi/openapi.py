@@ -86,7 +86,7 @@ def document(
             "title": "hitl_guard", "version": "1",
             "description": "Approvals of an agent's tool calls. Paths are relative to where the app is mounted. Who "
                            "one is, the host's login says. A browser's script sends the token of `/api/session` with "
-                           "what changes something; a client with credentials of its own and without cookies need not.",
+                           "what changes something; a program that sends `Authorization` and no cookies need not.",
         },
         "paths": dict(sorted(paths.items())),
         "components": {"schemas": _schemas(), "securitySchemes": components(logins, header=HEADER)},

@@ -104,8 +104,10 @@ class Sessions:
 
     def _refusal(self, request: HTTPConnection, viewer: Viewer, form: Mapping[str, Any] | None) -> RefusedError | None:
         if not self.is_same_origin(request):
-            return NotAuthorisedError("This did not come from a page of this site. Open the page here.",
-                                      detail="cross-site")
+            return NotAuthorisedError(
+                "This did not come from a page of this site: open the page here. A program sends its credentials in "
+                "'Authorization', and no cookies.", detail="cross-site",
+            )
         cookie = cookie_of(request, "session")
         token = request.headers.get(HEADER) if form is None else form.get(FIELD)
         if cookie and token and self._is_bound(_TYPE, token, cookie, viewer):

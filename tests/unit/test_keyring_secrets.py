@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import pickle  # noqa: TID251  to show that keys refuse it
+import pkgutil
+import pydoc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import hitl_guard
 from hitl_guard import keyfile
 from hitl_guard.errors import ConfigurationError, KeyUnavailableError, KeyUnknownError
 from hitl_guard.keyring import Key, Keyring, revoked
@@ -153,3 +157,18 @@ def test_a_key_and_a_key_ring_refuse_a_shallow_copy() -> None:
 def test_a_key_and_a_key_ring_show_ids_only() -> None:
     assert repr(key(1, state="compromised")) == "<Key id='k1' state='compromised'>"
     assert repr(Keyring((key(1), key(2, activates_at=NOW + 1)), 3)) == "<Keyring keys=['k1', 'k2'] epoch=3>"
+
+
+def test_no_documentation_of_a_module_shows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HITL_GUARD_KEYS", "shown-by-a-signature")
+    names = [one.name for one in pkgutil.walk_packages(hitl_guard.__path__, "hitl_guard.")]
+    scripts = ("__main__", "migrations.env")  # these run when they are imported
+    modules = [importlib.import_module(name) for name in names if not name.endswith(scripts)]
+
+    assert len(modules) > 150
+    assert "shown-by-a-signature" in pydoc.render_doc(_shows)
+    assert [one.__name__ for one in modules if "shown-by-a-signature" in pydoc.render_doc(one)] == []
+
+
+def _shows(environ: object = os.environ) -> None:
+    """What the test above would notice."""
