@@ -16,9 +16,10 @@ from ..errors import (
     InvalidSignatureError,
     RefusedError,
 )
+from ..guard import Guard
 from ..lifecycle.desk import ROUNDS
 from ..lifecycle.threads import offload
-from ..models import Principal
+from ..models import Decision, Principal
 from . import events
 from .attempt import ModelFailed, error_text
 from .drive import Drive
@@ -176,10 +177,22 @@ def _opened(agent: Agent, run_id: str, answer: Answer) -> tuple[Found, Drive]:
         try:
             return found, agent.drive_of(found)
         except InvalidSignatureError:
-            if loaded(agent, run_id, answer.tenant, answer.user).version == found.version:
+            # Others went on with the run, or ended it, before its conversation was read.
+            now = agent.snapshots.load(answer.tenant, run_id)
+            if now is None:
+                _too_late(agent, found, answer)
+                raise gone(run_id) from None
+            if now.version == found.version:
                 raise
-        # Others went on with the run, or ended it, before its conversation was read.
     raise busy()
+
+
+def _too_late(agent: Agent, found: Found, answer: Answer) -> None:
+    """Hand in a decision on a call whose run has ended since it was read: the guard says who was first. Blocks."""
+    if answer.approver is not None:
+        call = picked(found.snapshot, answer.tool_call_id)[-1][1]
+        if call.suspension is None:
+            _handed_in(agent.guard, call, answer)
 
 
 def loaded(agent: Agent, run_id: str, tenant: str, user: str | None) -> Found:
@@ -229,27 +242,33 @@ def tool_of(agent: Agent, way: Way) -> Tool | None:
 
 async def _decide(drive: Drive, call: Call, answer: Answer) -> bool:
     """Hand a decision to the guard; say whether the call may go on: to run, to end, or to wait for another request."""
+    decision = await offload(lambda: _handed_in(drive.guard, call, answer), must_end=True)
+    if decision.state == "pending":
+        return decision.request_id != call.request_id  # it was edited, and others must still approve that
+    return True
+
+
+def _handed_in(guard: Guard, call: Call, answer: Answer) -> Decision:
+    """Return what a decision came to. Blocks.
+
+    Raises:
+        DecisionError: it was not accepted, or somebody was first (``already-decided``).
+    """
     approve, reason = answer.approve, answer.reason
     if answer.data:
         approve, reason = _decision(answer.data[0])
     if answer.approver is None:
         raise ConfigurationError("This call waits for an approval: name the approver who decides.")
     shown = call.fingerprint if answer.fingerprint is None else answer.fingerprint
-    approver = answer.approver
-    decision = await offload(
-        lambda: drive.guard.decide(
-            call.request_id or "", approver=approver, approve=approve, fingerprint=shown or "", reason=reason,
-            arguments=answer.arguments, channel=answer.channel,
-        ),
-        must_end=True,
+    decision = guard.decide(
+        call.request_id or "", approver=answer.approver, approve=approve, fingerprint=shown or "", reason=reason,
+        arguments=answer.arguments, channel=answer.channel,
     )
-    if decision.state == "pending":
-        return decision.request_id != call.request_id  # it was edited, and others must still approve that
-    if decision.state not in ("approved", "denied"):
+    if decision.state not in ("pending", "approved", "denied"):
         raise DecisionError(
             "This was decided already.", code="already-decided", detail=decision.state, decided_by=decision.approver
         )
-    return True
+    return decision
 
 
 def _decision(data: Any) -> tuple[Any, str | None]:

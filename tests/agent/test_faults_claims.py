@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hitl_guard.agent.drive import Drive
+from hitl_guard.agent.snapshots import Found
 from hitl_guard.lifecycle import claim
 from hitl_guard.lifecycle.desk import new_id
 from hitl_guard.models import Permit, Principal
@@ -144,6 +145,29 @@ async def test_f04_of_approve_and_decline_at_once_one_wins_and_the_other_is_told
     said = '{"ok":true}' if approved else "Tool call was not approved by the user"
     assert results(model.calls[-1]) == [("c1", said)]
     assert trail(stage) == (APPROVED if approved else DENIED)
+    assert_over(stage)
+
+
+@pytest.mark.parametrize("approve", [True, False], ids=["decline-late", "approve-late"])
+async def test_f04_a_decision_whose_run_ended_before_its_conversation_was_read_is_told_who_was_first(
+    make_stage: MakeStage, approve: bool
+) -> None:
+    stage = make_stage()
+    agent, rival = one(stage), one(stage)
+    run_id = await paused(agent)
+    real = agent.drive_of
+
+    def overtaken(found: Found) -> Drive:
+        decide = rival.sync.approve_tool_call if approve else rival.sync.decline_tool_call
+        decide(run_id, approver=BOB).result()
+        return real(found)
+
+    agent.drive_of = overtaken  # type: ignore[method-assign]
+    late = agent.decline_tool_call if approve else agent.approve_tool_call
+
+    assert await codes_of(late(run_id, approver=CAROL).result()) == ["already-decided"]
+    assert trail(stage) == (APPROVED if approve else DENIED)
+    assert await codes_of(agent.continue_stream(run_id, user="ana").result()) == ["run-not-found"]
     assert_over(stage)
 
 
