@@ -82,7 +82,7 @@ class AgentStream:
         self.run_id = run_id
         self.status = "running"
         self.finish_reason: str | None = None
-        self.text = ""
+        self._texts: list[str] = []
         self.pauses: list[dict[str, Any]] = []
         self.withheld: list[Event] = []
         self.tool_calls: list[Event] = []
@@ -101,6 +101,17 @@ class AgentStream:
     def __del__(self) -> None:
         if not self.__dict__.get("_started", True):
             warnings.warn("A stream of the agent was never read: nothing has happened.", RuntimeWarning, stacklevel=2)
+
+    @property
+    def text(self) -> str:
+        """What the model has written so far."""
+        if len(self._texts) > 1:
+            self._texts = ["".join(self._texts)]
+        return "".join(self._texts)
+
+    @text.setter
+    def text(self, text: str) -> None:
+        self._texts = [text]
 
     @property
     def suspend_payload(self) -> dict[str, Any] | None:
@@ -158,7 +169,7 @@ class AgentStream:
     def _note(self, event: Event) -> None:
         kind, payload = event["type"], event["payload"]
         if kind == "text-delta":
-            self.text += payload["text"]
+            self._texts.append(payload["text"])
         elif kind in _PAUSES:
             self.pauses.append(payload)
         elif kind == "tool-call":

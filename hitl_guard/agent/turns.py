@@ -25,6 +25,12 @@ A turn is a mapping like a chat assistant message: ``content``, ``tool_calls`` a
 ``index``.
 """
 
+MAX_CALLS = 128
+"""The most calls of one turn: each is checked together with those before it. One more is kept, to tell the model so."""
+
+MAX_WRITTEN = 8_388_608
+"""Characters that a model may write in one turn, arguments included; then it ends (``length``), without its calls."""
+
 _REFUSED = "null"
 """Arguments that the guard refuses, in the place of those that have no JSON text."""
 
@@ -75,6 +81,8 @@ async def deltas(
                     raise _no_turn()
                 for text in growing.add(delta):
                     yield text
+                if growing.is_full:
+                    break
         finally:
             if hasattr(stream, "aclose"):
                 await stream.aclose()
@@ -115,6 +123,12 @@ class _Growing:
     places: dict[int | None, _Call] = field(default_factory=dict)
     finish_reason: str | None = None
     usage: dict[str, int] = field(default_factory=dict)
+    written: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the model has written as much as it may."""
+        return self.written >= MAX_WRITTEN
 
     def add(self, delta: Mapping[str, Any], *, whole: bool = False) -> Iterator[str]:
         """Take one piece in (or the whole), and yield its text if any. Unknown keys and wrong types are passed over."""
@@ -127,8 +141,10 @@ class _Growing:
         if isinstance(usage := delta.get("usage"), Mapping):
             self.usage = merge_usage({}, usage)  # of the whole turn so far, wherever it stands in a stream
         if isinstance(content := delta.get("content"), str) and content:
-            self.text.append(well_formed(content))
-            yield self.text[-1]
+            text = well_formed(content)[: max(MAX_WRITTEN - self.written, 0)]
+            self.written += len(text)
+            self.text += [text] if text else []
+            yield from self.text[-1:] if text else ()
 
     def _add_call(self, item: Mapping[str, Any], whole: bool) -> None:
         given = item.get("function")
@@ -139,14 +155,20 @@ class _Growing:
         # Some providers give no index, or the same one to every call.
         another = call is not None and ((id_ and call.id and id_ != call.id) or (place is None and name and call.name))
         if whole or call is None or another:
-            call = self.places[place] = _Call()
-            self.calls.append(call)
+            surplus = len(self.calls) > MAX_CALLS
+            if surplus and call is None:
+                return
+            call = self.places[place] = _Call()  # what is surplus must not grow an earlier call
+            self.calls += [] if surplus else [call]
         call.id = call.id or id_
         call.name += [name] if name else []
         call.arguments.append(_arguments(function.get("arguments")))
+        self.written += len(id_) + len(name) + len(call.arguments[-1])
 
     def turn(self) -> Turn:
         """Return what it came to."""
+        if self.is_full:
+            return Turn("".join(self.text), (), "length", self.usage)  # calls may have been cut
         calls = tuple(call.proposed(place) for place, call in enumerate(self.calls))
         return Turn("".join(self.text), calls, self.finish_reason, self.usage)
 

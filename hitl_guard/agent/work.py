@@ -20,14 +20,10 @@ from .history import History, of_turn, restored
 from .shapes import copied, well_formed
 from .state import Call, Outcome, Run
 from .tools import Tool
-from .turns import Proposed, Turn, deltas, merge_usage
+from .turns import MAX_CALLS, Proposed, Turn, deltas, merge_usage
 
 if TYPE_CHECKING:
     from .agent import Agent
-
-
-MAX_CALLS = 128
-"""The most calls of one turn: each is checked together with those before it."""
 
 
 class Node:
@@ -203,7 +199,7 @@ class Node:
             self.run.calls.append(Call(one.id, one.name, args if type(args) is dict else None, seen[one.id]))
             seen[one.id] += 1
             if place >= MAX_CALLS:
-                message = f"A turn has at most {MAX_CALLS} calls; make the others later."
+                message = f"A turn has at most {MAX_CALLS} calls. This and all after it were dropped; make them later."
                 self.run.calls[-1].outcome = gate.failed("TooManyCallsError", message)
 
     def _results(self, messages: list[dict[str, Any]]) -> Iterator[Event]:

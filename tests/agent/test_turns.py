@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hitl_guard import canonical
+from hitl_guard.agent import turns
 from hitl_guard.agent.turns import Proposed, Turn, deltas, merge_usage
 from hitl_guard.errors import CanonicalizationError, ConfigurationError
 
@@ -282,3 +283,43 @@ def test_usages_are_added_by_name_and_what_is_no_count_is_left_out() -> None:
 
     assert merge_usage({"a": 3, "z": 0}, odd) == {"a": 4, "z": 0, "b": 2}
     assert merge_usage({}, {}) == {}
+
+
+# -- what is too much ------------------------------------------------------------------------------------------------
+
+
+async def test_a_model_that_writes_without_end_is_stopped_and_its_calls_do_not_count(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "MAX_WRITTEN", 20)
+    closed: list[bool] = []
+
+    async def endless(*_: Any) -> AsyncIterator[Any]:
+        try:
+            yield streamed(0, id="a", name="refund", arguments='{"x":1}')
+            while True:
+                yield {"content": "word "}
+        finally:
+            closed.append(True)
+
+    *texts, turn = await told(endless)
+
+    assert ("".join(map(str, texts)), closed) == ("word w", [True])
+    assert turn == Turn("word w", (), "length", {})
+
+
+async def test_arguments_count_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "MAX_WRITTEN", 20)
+
+    turn = await turn_of({"content": "Hi."}, streamed(0, id="a", name="refund", arguments='{"x":"' + "y" * 20))
+
+    assert turn == Turn("Hi.", (), "length", {})
+
+
+async def test_calls_beyond_the_most_are_dropped_and_grow_no_other_call() -> None:
+    many = [streamed(0, id=f"c{number}", name="refund", arguments="{}") for number in range(200)]
+
+    turn = await turn_of(*many, streamed(0, arguments='{"more":1}'), streamed(7, id="late", name="refund"))
+
+    assert [call.id for call in turn.calls] == [f"c{number}" for number in range(turns.MAX_CALLS + 1)]
+    assert {call.arguments for call in turn.calls} == {"{}"}
