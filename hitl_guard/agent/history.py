@@ -21,6 +21,9 @@ from .shapes import copied
 from .state import Call, Run
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+UNANSWERED = "No result: the user went on without it."
+"""What the model is told of a call that the client was to run, where the conversation went on."""
+
 _OURS = ("approval", "args", "json", "state", "value")
 
 
@@ -34,8 +37,10 @@ class History:
 
     def __init__(self, before: Iterable[dict[str, Any]] = ()) -> None:
         self.messages: list[dict[str, Any]] = list(before)
-        # What a model's adapter does to what it gets reaches neither the store nor what the run looks at.
-        self.chat = [copied(_for_model(message)) for message in self.messages]
+        self.chat: list[dict[str, Any]] = []
+        self._unanswered: list[str] = []
+        for message in self.messages:
+            self._tell(message)
         self.unsaved: list[dict[str, Any]] = []
         self._before = len(self.messages)
         self.seen: Counter[str] = Counter()
@@ -44,11 +49,24 @@ class History:
         """Append messages of this run."""
         for message in messages:
             self.messages.append(message)
-            self.chat.append(copied(_for_model(message)))
+            self._tell(message)
             if message["role"] == "assistant":
                 self.seen.update(_ids(message.get("tool_calls")))
         if not saved:
             self.unsaved += messages
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Add a message to what the model reads. Calls of the client's tools that a message passes over end before it:
+        providers refuse a conversation in which a call has no answer.
+        """
+        if message["role"] == "tool":
+            with suppress(ValueError):
+                self._unanswered.remove(message.get("tool_call_id", ""))
+        else:
+            self.chat += [{"content": UNANSWERED, "role": "tool", "tool_call_id": id_} for id_ in self._unanswered]
+            self._unanswered = [*_ids(message.get("tool_calls"))] if message["role"] == "assistant" else []
+        # What a model's adapter does to what it gets reaches neither the store nor what the run looks at.
+        self.chat.append(copied(_for_model(message)))
 
     def written(self) -> str:
         """Return what the model wrote in this run, as one text."""

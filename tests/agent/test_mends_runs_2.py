@@ -9,6 +9,7 @@ import pytest
 
 from hitl_guard.agent import Agent, Tool
 from hitl_guard.agent.auto import RESUME_TOOL
+from hitl_guard.agent.history import UNANSWERED
 from hitl_guard.errors import PausedError, StoreUnavailableError
 from hitl_guard.lifecycle.settings import Settings
 from tests.agent.elsewhere import elsewhere
@@ -278,3 +279,40 @@ async def test_what_is_addressed_inside_a_sub_agent_that_is_missing_here_ends_as
     assert waiting(addressed) == ("c2", ["c2"])
     assert only(events, "tool-error")["error"]["name"] == "AgentNotFoundError"
     assert (types(events)[-1], stage.ran, stage.stored()) == ("finish", [("delete", {"id": "2"})], 0)
+
+
+# -- calls of a client's tools that nobody answered --------------------------------------------------------------------
+
+
+async def test_a_call_of_the_clients_tool_that_the_user_passed_over_has_an_answer_in_what_the_model_reads(
+    stage: Stage
+) -> None:
+    calls: list[Any] = [("c1", "look", {"id": "1"}), ("c2", "look", {"id": "1"})]
+    agent = stage.agent(calls, "Well.", "Bye.", tools=[stage.tool("look", execute=None)], memory=True)
+    model: Any = agent.model
+    await agent.generate("go", user="ana", thread_id="t")
+
+    await agent.generate(
+        [{"content": "seen", "role": "tool", "tool_call_id": "c2"}, {"content": "And?", "role": "user"}],
+        user="ana", thread_id="t",
+    )
+    await agent.generate("Bye.", user="ana", thread_id="t")
+
+    for asked in model.calls[1:]:
+        assert [(one["role"], one.get("tool_call_id")) for one in asked[:5]] == [
+            ("user", None), ("assistant", None), ("tool", "c2"), ("tool", "c1"), ("user", None),
+        ]
+        assert asked[3]["content"] == UNANSWERED
+    assert [one["role"] for one in await agent.recall("t", user="ana")].count("tool") == 1
+
+
+async def test_a_call_of_the_clients_tool_that_was_answered_gets_no_second_answer(stage: Stage) -> None:
+    agent = stage.agent([("c1", "look", {"id": "1"})], "Fine.", tools=[stage.tool("look", execute=None)], memory=True)
+    model: Any = agent.model
+    await agent.generate("go", user="ana", thread_id="t")
+
+    await agent.generate([{"content": "seen", "role": "tool", "tool_call_id": "c1"}], user="ana", thread_id="t")
+
+    assert [(one["role"], one["content"]) for one in model.calls[1]] == [
+        ("user", "go"), ("assistant", None), ("tool", "seen"),
+    ]
