@@ -308,7 +308,7 @@ async def read_in_one_piece(stage: Stage) -> None:
 
     code = await code_of(agent.approve_tool_call("r", "c2", approver=BOB).result())
 
-    assert (code, stage.ran) == ("run-not-found", RUNS[:1])
+    assert (code, stage.ran) == ("already-decided", RUNS[:1])
     assert_over(stage)
 
 
