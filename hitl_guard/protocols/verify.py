@@ -18,6 +18,7 @@ from ..errors import (
     ConsumedError,
     InvalidApprovalError,
     InvalidSignatureError,
+    RefusedError,
     ScopeMismatchError,
 )
 from ..lifecycle.desk import Desk, Reading, unknown
@@ -27,6 +28,7 @@ from ..models import Principal, Scope, check_text
 from .calls import Calls
 from .claims import Claim
 from .echo import alike
+from .void import Void, void
 
 MAX_STATED = 100
 """Statements of one live call in a body; each is compared with what was approved."""
@@ -113,7 +115,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """A claim that is about a request of the store; what it says of the decision was not compared.
+    """A claim that is about a request of the store. Of a live one it was not compared what was decided.
 
     Attributes:
         named: The request that the client names.
@@ -128,12 +130,15 @@ class Posted:
 def posted(
     desk: Desk, claim: Claim, *, principal: Principal, owns: Callable[[str], bool],
     call_id_of: Callable[[Scope], str | None] = lambda scope: scope.call_id,
-) -> Posted:
+) -> Posted | Void:
     """Return the request that a claim names, where request, signature, scope, tool and arguments agree with it.
 
     For a server that takes decisions from a chat and runs what it has stored: whether the request is still open, and
     who may decide it, the guard says when it is decided. Nothing is granted, and nothing is audited here. Other
     statements of the call are not compared: nothing runs from them, and models repeat ids.
+
+    The checks and their order are those of `_verify`, but for two: the signature must be there, and 5 (state) is for
+    history alone, since a live claim is what decides. A claim about a request that counts no more is `Void`.
 
     Args:
         principal: Who posts, as the host's authenticator says.
@@ -142,51 +147,76 @@ def posted(
 
     Raises:
         InvalidSignatureError: the request's signed envelope did not come back (``missing``), or is not what was signed.
-        InvalidApprovalError: there is no such request for this person in this conversation.
+        InvalidApprovalError: there is no such request for this person in this conversation, or what history says came
+            of it is not what is on record.
         ArgsMismatchError, ScopeMismatchError: tool, arguments or tool-call id are other ones.
-        KeyRevokedError, KeyUnknownError, UnavailableError: nobody can tell, or it counts no more.
+        KeyRevokedError, KeyUnknownError: what came back is nothing that the store holds.
+        UnavailableError: nobody can tell now.
     """
     if claim.token is None:
         raise InvalidSignatureError("The approval's signature is missing.", detail="missing")
-    _, named = _read(desk, claim, Scope(principal.tenant, principal.id, "", claim.call_id, 0))
-    scope = named.envelope.scope
-    if scope.user != principal.id or not owns(scope.run):
-        raise unknown()
-    if claim.call_id != call_id_of(scope):
-        raise ScopeMismatchError("The approval is for another tool call; ask for this one.")
-    record = _edited(desk, named) or named
-    _check_calls(desk, claim, None, (record, named))
+
+    def check_place(scope: Scope) -> None:
+        if scope.user != principal.id or not owns(scope.run):
+            raise unknown()
+        if claim.call_id != call_id_of(scope):
+            raise ScopeMismatchError("The approval is for another tool call; ask for this one.")
+
+    try:
+        reading, named = _read(desk, claim, Scope(principal.tenant, principal.id, "", claim.call_id, 0))  # 1-4
+        record = _edited(desk, named) or named
+    except RefusedError as error:
+        return void(desk, claim, error, tenant=principal.tenant, check_place=check_place)
+    _compare(desk, claim, None, reading, (record, named), check_place, decided=claim.outcome != "none")
     return Posted(claim, named, record)
 
 
-def agrees(answer: Posted) -> None:
-    """Raise unless what a claim says came of its call is what the store says."""
-    _check_state(answer.claim, answer.record)
-
-
 def _verify(desk: Desk, claim: Claim, calls: Calls, scope: Scope) -> VerifiedApproval:
-    """Check one claim. Steps 1 to 4 of `Guard.authorize`: the token, if there is one, then request and events.
+    """Check one claim. The numbers and the order are those of `Guard.authorize`:
 
-    Then 5 state: the decision on record is the claimed one; approved and unspent where the call has not run, spent
-    where a result is posted with it; 6 times; 7 scope; 8 fingerprint, also of every other statement of a live call.
-    The occurrence is in no format: it is checked when the call runs.
+    1-4. the token, if there is one, then request and events (`_read`)
+    5. state: the decision on record is the claimed one; approved and unspent where the call has not run, spent where
+       a result is posted with it
+    6. times
+    7. scope. The occurrence is in no format: it is checked when the call runs.
+    8. fingerprint, also of every other statement of a live call
+
+    That state comes before scope tells nobody anything: whichever check it was, the client gets one answer for all.
     """
     reading, named = _read(desk, claim, scope)  # 1-4
     record = _edited(desk, named) or named
-    _check_state(claim, record)  # 5
-    record.check_issued(reading.now, desk.settings.skew)  # 6
-    approved = record.envelope.scope
-    scope = replace(scope, occurrence=approved.occurrence, call_id=scope.call_id or approved.call_id)
-    check_scope(_Asked(scope, ""), record)  # 7
-    _check_calls(desk, claim, calls, (record, named))  # 8
+
+    def check_place(approved: Scope) -> None:
+        given = replace(scope, occurrence=approved.occurrence, call_id=scope.call_id or approved.call_id)
+        check_scope(_Asked(given, ""), record)
+
+    _compare(desk, claim, calls, reading, (record, named), check_place, decided=True)
     vote = record.votes[-1] if claim.approved else record.denial()
     reason = None if vote is None else vote.reason
     return VerifiedApproval(
-        request_id=record.row.id, call_id=approved.call_id, tool=record.details.tool, approved=claim.approved,
-        reason=reason or (None if claim.approved else DEFAULT_DENIAL),
+        request_id=record.row.id, call_id=record.envelope.scope.call_id, tool=record.details.tool,
+        approved=claim.approved, reason=reason or (None if claim.approved else DEFAULT_DENIAL),
         edited=record.original != record.envelope.fingerprint, history=claim.outcome != "none", format=claim.format,
         path=claim.path,
     )
+
+
+def _compare(
+    desk: Desk, claim: Claim, calls: Calls | None, reading: Reading, records: tuple[Record, Record],
+    check_place: Callable[[Scope], None], *, decided: bool,
+) -> None:
+    """Checks 5 to 8 of one claim.
+
+    Args:
+        calls: Every statement of the body's calls, where they are compared as well.
+        records: The request that counts, and the named one. decided: Whether the claim's decision must be on record.
+    """
+    record = records[0]
+    if decided:
+        _check_state(claim, record)  # 5
+    record.check_issued(reading.now, desk.settings.skew)  # 6
+    check_place(record.envelope.scope)  # 7
+    _check_calls(desk, claim, calls, records)  # 8
 
 
 def _read(desk: Desk, claim: Claim, scope: Scope) -> tuple[Reading, Record]:

@@ -10,12 +10,14 @@ import pytest
 from hitl_guard import Guard, Policy, Principal, Settings, code_policy
 from hitl_guard.agent import Agent, Tool
 from hitl_guard.errors import ApprovalRequired, ConfigurationError, HitlGuardError, PolicyDeniedError
-from hitl_guard.integrations.ai_sdk.approval import Options, request_map, tool_approval
-from hitl_guard.integrations.ai_sdk.loop import AgentLoop, Turn
+from hitl_guard.integrations.ai_sdk.approval import Options, request_map, takes_requests, tool_approval
+from hitl_guard.integrations.ai_sdk.loop import AgentLoop
 from hitl_guard.integrations.ai_sdk.messages import ChatId
-from hitl_guard.models import ToolCall
+from hitl_guard.integrations.ai_sdk.own_loop import Turn
+from hitl_guard.models import ToolCall, ToolDefinition
 from hitl_guard.policy.core import Status
 from hitl_guard.testing import ScriptedModel, UnsafeKeyring, UnsafeMemoryStore
+from tests.support import document
 
 ANA = Principal("ana")
 
@@ -100,6 +102,58 @@ def test_a10_a11_one_function_for_all_tools_sees_which_tool_is_dynamic(make_guar
     assert verdict(guard, call("found_by_mcp"))[0] == "user-approval"
 
 
+SCHEMA = {"properties": {"amount": {"type": "integer"}}, "type": "object"}
+PAY, SEND = Tool("pay", description="Pay.", input_schema=SCHEMA), ToolDefinition("send", "Send.", server="mail")
+TOOLS = (PAY, SEND)
+
+
+def careful(options: Options) -> str | None:
+    """Ask for every tool that is none of the known ones, and for those of a server."""
+    known = options.tools.get(options.tool_call.tool_name)
+    return "user-approval" if known is None or known.server is not None else None
+
+
+@pytest.mark.parametrize("per_request", [False, True])
+@pytest.mark.parametrize("setting", [careful, {name: lambda input, options: careful(options)
+                                               for name in ("pay", "send", "other")}], ids=["one", "map"])
+def test_a10_a_function_sees_the_tools_that_the_model_can_call(
+    make_guard: Callable[..., Guard], setting: Any, per_request: bool
+) -> None:
+    guard = make_guard(tool_approval(setting, tools=TOOLS, per_request=per_request))
+
+    assert [verdict(guard, call(tool))[0] for tool in ("pay", "send", "other")] == [
+        "not-applicable", "user-approval", "user-approval"
+    ]
+
+
+def test_a10_the_tools_are_the_functions_own_copy(make_guard: Callable[..., Guard]) -> None:
+    seen: list[dict[str, ToolDefinition]] = []
+
+    def spoil(options: Options) -> None:
+        seen.append(options.tools)
+        schema: Any = seen[-1].pop("pay").input_schema
+        schema.clear()
+
+    guard = make_guard(tool_approval(spoil, tools=TOOLS))
+
+    assert [verdict(guard, call())[0] for _ in range(2)] == ["not-applicable"] * 2
+    assert PAY.definition.input_schema == SCHEMA != {}
+    assert seen[0] == seen[1] == {"send": SEND}
+
+
+def test_a10_a_policy_that_looks_at_tools_asks_a_person_where_nobody_gave_any(make_guard: Callable[..., Guard]) -> None:
+    found = make_guard(tool_approval(careful)).evaluate(call())
+
+    assert (found.status, bool(found.errors)) == (Status.USER_APPROVAL, True)
+    assert verdict(make_guard(tool_approval(careful, tools=[])), call())[0] == "user-approval"
+
+
+@pytest.mark.parametrize("wrong", [7, "pay", ["pay"], {"pay": PAY}, [*TOOLS, PAY], [None]])
+def test_a10_what_is_no_list_of_tools_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="tools"):
+        tool_approval(careful, tools=wrong)
+
+
 @pytest.mark.parametrize("wrong", [True, False, "DENY", {"type": "denied?"}, {"decision": "denied"}, 0, [], "allow"])
 def test_a08_an_unknown_status_stops_the_start_and_asks_a_person_where_a_function_returns_it(
     make_guard: Callable[..., Guard], wrong: Any
@@ -135,7 +189,54 @@ def test_a04_the_configuration_replaces_a_tools_own_default(make_guard: Callable
     assert ran == [{"amount": 1}]
 
 
-def test_a33_a_declared_function_enters_the_policy_version(make_guard: Callable[..., Guard]) -> None:
+class Engine:
+    """A policy of another package, as a host has one: it decides by its own rules, and may be away."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.away = False
+
+    async def decide(self, facts: dict[str, Any]) -> dict[str, str] | None:
+        self.asked.append(facts)
+        if self.away:
+            raise OSError("connection refused")
+        if facts["input"]["amount"] > 100 * facts["level"]:
+            return {"type": "denied", "reason": "Above the limit."}
+        if facts["input"]["amount"] > 10:
+            return {"type": "user-approval", "reason": "A large one."}
+        return {"type": "approved"} if facts["tool"] == "pay" else None
+
+
+@pytest.mark.parametrize("per_request", [False, True])
+def test_a33_a_policy_of_another_package_decides_call_by_call_and_adds_to_the_documents(
+    make_guard: Callable[..., Guard], per_request: bool
+) -> None:
+    engine = Engine()
+
+    async def ask(options: Options) -> Any:
+        facts = {"input": options.tool_call.input, "level": options.runtime_context["level"]}
+        return await engine.decide(facts | {"tool": options.tool_call.tool_name})
+
+    rules = document("version: 1\nname: d\ndefault: not_applicable\nrules:\n"
+                     "  - {id: never, tools: [drop], effect: deny, reason: Never.}\n")
+    declared = code_policy(ask, name="engine", version="7")
+    guard = make_guard(tool_approval(declared, per_request=per_request), documents=[rules])
+
+    def said(tool: str, amount: int, level: int = 1) -> tuple[str, str | None]:
+        return verdict(guard, call(tool, {"amount": amount}, context={"level": level}))
+
+    assert said("pay", 5)[0] == "approved"
+    assert said("pay", 50) == ("user-approval", "A large one.")
+    assert said("pay", 500) == ("denied", "Above the limit.")
+    assert said("pay", 500, level=9) == ("user-approval", "A large one.")
+    assert said("look", 5)[0] == "not-applicable"
+    assert said("drop", 5) == ("denied", "Never.")
+    assert engine.asked[0] == {"input": {"amount": 5}, "level": 1, "tool": "pay"}
+    engine.away = True
+    assert said("pay", 5)[0] == "user-approval"  # nobody can tell: a person is asked
+
+
+def test_a33_another_version_of_that_policy_is_another_policy_version(make_guard: Callable[..., Guard]) -> None:
     def versions(version: str) -> set[str]:
         function = code_policy(lambda input, options: None, name="limits", version=version)
         everything = code_policy(lambda options: None, name="all", version=version)
@@ -164,6 +265,24 @@ async def started(guard: Guard, prepare: Any, ran: list[Any]) -> list[str]:
     loop = AgentLoop(agent, prepare_call=prepare)
     turn = Turn(chat, chat.new_run(), said, said, {"tenant_tier": "free"})
     return [event["type"] async for event in loop.start(turn)]
+
+
+@pytest.mark.parametrize("base", [
+    {"pay": "user-approval"}, {"pay": lambda input, options: "user-approval"},
+    lambda options: "user-approval" if options.tool_call.tool_name == "pay" else None,
+], ids=["status", "function", "whole"])
+@pytest.mark.parametrize("own", [{"pay": None}, {"pay": None, "send": "denied"}])
+async def test_a12_none_in_a_request_s_map_names_no_tool_and_lifts_nothing(
+    make_guard: Callable[..., Guard], base: Any, own: dict[str, Any]
+) -> None:
+    guard, ran = make_guard(tool_approval(base, per_request=True)), list[Any]()
+
+    kinds = await started(guard, lambda turn: {"tool_approval": own}, ran)
+
+    assert ("tool-call-approval" in kinds, ran) == (True, [])
+    assert "pay" not in request_map(own)
+    # Nor where a host puts such a map into the context of a call itself.
+    assert guard.evaluate(call(context={"tool_approval": own})).status is Status.USER_APPROVAL
 
 
 @pytest.mark.parametrize(("given", "seen"), [
@@ -284,3 +403,40 @@ def test_a09_a_policy_that_looks_at_messages_asks_a_person_where_nobody_gave_any
 
     assert verdict(guard, call())[0] == "user-approval"
     assert verdict(guard, call(context={"messages": []}))[0] == "not-applicable"
+
+
+# -- what prepare_call returns -----------------------------------------------------------------------------------------
+
+
+async def nothing(turn: Turn) -> None:
+    """Want no options."""
+
+
+@pytest.mark.parametrize("prepare", [nothing, lambda turn: None, lambda turn: {}, lambda turn: {
+    "request_context": None}], ids=["async", "sync", "empty", "no-context"])
+async def test_a12_a_request_needs_no_options(make_guard: Callable[..., Guard], prepare: Any) -> None:
+    ran: list[Any] = []
+
+    assert "tool-result" in await started(make_guard(tool_approval({})), prepare, ran)
+    assert ran == [{"amount": 1}]
+
+
+@pytest.mark.parametrize(("given", "named"), [
+    ({"user": "mallory"}, "user"), ({"tenant": "other"}, "tenant"), ({"run_id": "r", "thread_id": "t"}, "run_id"),
+    ({"messages": []}, "messages"), (["pay"], "mapping"), ("pay", "mapping"),
+])
+async def test_a12_options_that_the_chat_sets_or_that_are_none_stop_the_run(
+    make_guard: Callable[..., Guard], given: Any, named: str
+) -> None:
+    ran: list[Any] = []
+
+    with pytest.raises(ConfigurationError, match=named):
+        await started(make_guard(tool_approval({})), lambda turn: given, ran)
+    assert ran == []
+
+
+def test_a12_a_declared_function_of_the_name_of_ours_is_no_policy_for_a_request_s_map() -> None:
+    ours = tool_approval({}, per_request=True)
+
+    assert takes_requests(ours)
+    assert not takes_requests(code_policy(lambda info: None, name=ours.name, version="1"))

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hitl_guard.agent.shapes import well_formed
 from hitl_guard.errors import ConfigurationError
 from hitl_guard.integrations.ai_sdk.asked import descriptor_of, hidden, reason_of
 from hitl_guard.integrations.ai_sdk.chunks import CHANGED, UIMessageStream, finish_reason
-from hitl_guard.integrations.ai_sdk.parts import is_inner, part_id, rebuilt
+from hitl_guard.integrations.ai_sdk.parts import is_inner, named_call, part_id, rebuilt, repeated_id
 from hitl_guard.integrations.ai_sdk.values import MAX_DEPTH, exact_integers, obstacle, sendable
 from hitl_guard.models import ApprovalRequest
 from hitl_guard.policy.core import Status
@@ -213,6 +214,47 @@ def test_different_calls_have_different_ids_and_inner_ones_are_known_as_such(cal
 
     assert ids[0] != ids[1]
     assert [is_inner(id_) for id_ in ids] == [run is not None for _, _, run in calls]
+
+
+@given(st.lists(st.tuples(
+    st.sampled_from(["", "c", "c~1", f"~{RUN}/c", f"{RUN}/c", f"./~{RUN}/c", f"~{'B' * 22}/c"]) | st.text(max_size=5),
+    st.integers(0, 2), st.sampled_from([f"chat.{RUN}", f"chat.{'B' * 22}", "run"]), st.booleans(),
+), min_size=2, max_size=2, unique=True))
+def test_the_second_id_of_a_call_is_no_other_calls_id_and_no_sub_agents(calls: list[Any]) -> None:
+    (one_, again_), *_ = ids = [
+        (part_id(call_id, number), repeated_id(call_id, number, run)) for call_id, number, run, _ in calls
+    ]
+
+    assert not any(is_inner(id_) for both in ids for id_ in both)
+    assert one_ not in [id_ for _, id_ in ids]
+    assert len({again_, *(id_ for _, id_ in ids)}) == len({call[:3] for call in calls})
+
+
+@given(st.sampled_from(["", "c", "c~1", "~0", "./c", f"{RUN}/c", f"~{RUN}/c", "a/b"]) | st.text(max_size=5),
+       st.integers(0, 12))
+def test_the_way_back_from_a_parts_id_is_exact(call_id: str, number: int) -> None:
+    ids = [part_id(call_id, number), repeated_id(call_id, number, f"chat.{RUN}"), part_id(call_id, number, RUN)]
+
+    assert [named_call(id_) for id_ in ids] == [well_formed(call_id)] * 3
+
+
+def test_an_id_means_the_call_that_took_it_first_unless_that_has_ended_or_was_asked_for() -> None:
+    asked = {"type": "tool-x", "toolCallId": "asked", "input": {}, "approval": {"id": "a"}}
+    ended = {"type": "tool-x", "toolCallId": "ended", "state": "output-available", "input": {}, "output": 1}
+    shown_ = {"type": "tool-x", "toolCallId": "shown", "state": "input-available", "input": {}}
+
+    def taken(call_id: str, **how: Any) -> bool:
+        return UIMessageStream(known=[asked, ended, shown_]).takes(call_id, "r", **how)
+
+    assert [taken(id_, new=True) for id_ in ("asked", "ended", "shown", "none")] == [False, False, True, True]
+    assert [taken(id_, open_=True) for id_ in ("asked", "ended", "shown", "none")] == [True, False, True, True]
+    done = {"type": "tool-x", "toolCallId": "done", "state": "output-denied", "input": {}, "approval": {"id": "a"}}
+    assert [UIMessageStream(known=[done]).takes("done", "r", approval_id=id_) for id_ in ("a", "b", None)] == [
+        True, False, True,
+    ]
+    assert [taken(id_) for id_ in ("asked", "ended", "shown", "none")] == [True] * 4
+    stream = UIMessageStream()
+    assert [stream.takes("c", run, new=True) for run in ("r", "q", "r")] == [True, False, True]
 
 
 def test_an_ordinary_id_stays_as_the_provider_wrote_it() -> None:

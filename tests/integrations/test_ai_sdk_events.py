@@ -14,8 +14,9 @@ from hitl_guard.agent.agent import SUB
 from hitl_guard.agent.events import Event
 from hitl_guard.errors import RefusedError
 from hitl_guard.integrations.ai_sdk.chunks import UIMessageStream
-from hitl_guard.integrations.ai_sdk.events import FAILED, call_id_of, chunks_of, error_text_of
-from hitl_guard.integrations.ai_sdk.parts import is_inner, part_id
+from hitl_guard.integrations.ai_sdk.events import asks, call_id_of, chunks_of, error_text_of
+from hitl_guard.integrations.ai_sdk.parts import is_inner, part_id, repeated_id
+from hitl_guard.integrations.ai_sdk.texts import RUN_FAILED
 from hitl_guard.models import ApprovalRequest, Scope
 from tests.agent.stage import CITY_SCHEMA, Stage
 from tests.agent.stage import stage as stage
@@ -376,6 +377,88 @@ async def test_a11_a_dynamic_tool_is_recognisable(stage: Stage) -> None:
     assert applied(chunks)[-1]["type"] == "dynamic-tool"
 
 
+@pytest.mark.parametrize("approve", [True, False])
+async def test_a_request_whose_call_repeats_the_id_of_an_ended_call_is_a_part_of_its_own(
+    stage: Stage, browser: Browser, approve: bool
+) -> None:
+    tools = [Tool("locate"), stage.tool(require_approval=True)]
+    agent = stage.agent([("c1", "locate", {})], DELETE, "done", tools=tools)
+    await browser.reads(agent.stream("go", user="ana", run_id="chat.one"))
+    part_of(browser.parts, "c1").update(state="output-available", output="Rome")
+    run = agent.stream("go on", user="ana", run_id="chat.two")
+
+    asked = one(await browser.reads(run), "tool-approval-request")
+    request = stage.guard.get(asked["approvalId"], tenant="default")
+    scope = Scope("default", "ana", request.run_id, request.call_id, request.occurrence)
+    waits = browser.state(asked["toolCallId"])
+    browser.answers(asked["toolCallId"], approve)
+    decide = agent.approve_tool_call if approve else agent.decline_tool_call
+    await browser.reads(decide(run.run_id, request.id, approver=BOB))
+
+    assert (asked["toolCallId"], waits) == (repeated_id("c1", 0, "chat.two"), "approval-requested")
+    assert call_id_of(scope, asked["toolCallId"]) == asked["toolCallId"]
+    assert [call_id_of(scope, other) for other in ("c1", "c1~1", repeated_id("c1", 0, "chat.one"), None)] == ["c1"] * 4
+    assert browser.state(asked["toolCallId"]) == ("output-available" if approve else "output-denied")
+    assert (browser.state("c1"), part_of(browser.parts, "c1")["output"]) == ("output-available", "Rome")
+    assert stage.ran == ([("delete", {"id": "7"})] if approve else [])
+
+
+async def test_calls_of_the_client_with_one_id_are_told_to_it_one_after_the_other(
+    stage: Stage, browser: Browser
+) -> None:
+    agent = stage.agent([("c1", "locate", {"n": 1})], [("c1", "locate", {"n": 2})], tools=[Tool("locate")])
+    await browser.reads(agent.stream("go", user="ana", run_id="chat.one"))
+    part_of(browser.parts, "c1").update(state="output-available", output="Rome")
+
+    chunks = await browser.reads(agent.stream("go on", user="ana", run_id="chat.two"))
+
+    told = one(chunks, "tool-input-available")
+    assert (told["toolCallId"], told["input"]) == (repeated_id("c1", 0, "chat.two"), {"n": 2})
+
+
+async def test_a_call_of_the_client_with_a_repeated_id_is_told_to_it_after_a_pause_of_its_run(
+    stage: Stage, browser: Browser
+) -> None:
+    tools = [Tool("locate"), stage.tool(require_approval=True)]
+    both = [("c1", "locate", {"n": 2}), ("c2", "delete", {"id": "7"})]
+    agent = stage.agent([("c1", "locate", {"n": 1})], both, tools=tools)
+    await browser.reads(agent.stream("go", user="ana", run_id="chat.one"))
+    part_of(browser.parts, "c1").update(state="output-available", output="Rome")
+    await browser.reads(agent.stream("go on", user="ana", run_id="chat.two"))
+    assert [part["toolCallId"] for part in browser.parts if "toolCallId" in part] == ["c1", "c2"]
+
+    ends = await browser.reads(agent.approve_tool_call("chat.two", approver=BOB))
+
+    told = one(ends, "tool-input-available")
+    assert (told["toolCallId"], told["input"]) == (repeated_id("c1", 0, "chat.two"), {"n": 2})
+    assert stage.ran == [("delete", {"id": "7"})]
+
+
+async def test_what_another_run_asked_for_is_told_before_an_error_ends_the_stream(stage: Stage) -> None:
+    asking = stage.agent(DELETE, tools=[stage.tool(require_approval=True)])
+    unseen = [event async for event in asking.stream("go", user="ana") if asks(event)]
+    failing = stage.agent(RuntimeError("no model"))
+    stream = UIMessageStream()
+
+    told = chunks_of(failing.stream("go", user="ana"), stream, request_of=reader(stage), after=unseen)
+    chunks = checked([chunk async for chunk in told])
+
+    assert [event["type"] for event in unseen] == ["tool-call-approval"]
+    assert kinds(chunks) == ["tool-input-available", "tool-approval-request", "error"]
+
+
+async def test_a_sub_agents_call_that_waits_is_not_closed_with_the_run_of_another_one(
+    stage: Stage, browser: Browser
+) -> None:
+    boss = stage.chain(2, stage.tool(require_approval=True))
+    await browser.reads(boss.stream("go", user="ana", run_id="chat.one"))
+    (inner,) = [part for part in browser.parts if part.get("state") == "approval-requested"]
+
+    await browser.reads(stage.agent("done").stream("go on", user="ana", run_id="chat.two"))
+
+    assert browser.state(inner["toolCallId"]) == "approval-requested"
+
+
 # -- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -387,7 +470,7 @@ async def test_a_failed_run_is_an_error_without_details_and_the_log_has_its_kind
     with caplog.at_level(logging.ERROR, "hitl_guard.asgi"):
         chunks = await browser.reads(agent.stream("go", user="ana"))
 
-    assert chunks[-1] == {"type": "error", "errorText": FAILED}
+    assert chunks[-1] == {"type": "error", "errorText": RUN_FAILED}
     assert "hunter2" not in json.dumps(chunks)
     assert "RuntimeError" in caplog.text
     assert "hunter2" not in caplog.text

@@ -247,6 +247,20 @@ async def test_nobody_reads_or_stops_the_stream_of_another_user_tenant_or_chat(o
     await streams.close()
 
 
+@pytest.mark.parametrize(("one", "other"), [
+    (ChatId("b c", ANA, "a"), ChatId("c", ANA, "a b")), (ChatId("a b", ANA), ChatId("b", ANA, " a")),
+    (ChatId("b", ANA, "a"), ChatId("a b", ANA)), (ChatId("x y", ANA, "a"), ChatId("y", ANA, "a x")),
+])
+async def test_chats_whose_names_read_alike_with_their_loops_are_two(one: ChatId, other: ChatId) -> None:
+    streams, source = Streams(), Source()
+    streams.begin(one, source.chunks)
+
+    streams.check_free(other)
+    assert (streams.again(other), streams.stop(other)) == (None, False)
+    assert streams.again(one) is not None
+    await streams.close()
+
+
 async def test_what_a_continued_message_had_stands_before_a_replay_and_is_not_sent_again() -> None:
     streams, source = Streams(), Source()
     before = rebuilt([{"type": "step-start"}, {"type": "text", "text": "Hello."}])
@@ -375,6 +389,21 @@ async def test_a_new_message_begins_beside_a_stream_that_its_reader_left() -> No
     assert await all_of(streams.begin(CHAT, lambda: of(DELTA), beside=True)) == [DELTA]
     left.put(DELTA, None)
     await eventually(lambda: ran == [START, DELTA])  # the run that was left goes on to its end
+    await streams.close()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_client_that_is_gone_before_it_was_sent_anything_keeps_no_place(closed: bool) -> None:
+    streams, left = Streams(own=1), Source()
+    reader = streams.begin(CHAT, left.chunks)
+    if closed:
+        await reader.aclose()
+    del reader
+
+    left.put(None)
+    await left.closed.wait()
+
+    assert await all_of(streams.begin(CHAT, lambda: of(DELTA))) == [DELTA]
     await streams.close()
 
 

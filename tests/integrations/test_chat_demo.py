@@ -30,15 +30,19 @@ async def test_a20_a_person_approves_and_denies_in_the_page(
     await send.click()
     await expect(tools).to_contain_text("/srv/cache")
     await expect(tools).to_contain_text("It deletes data.")
+    await expect(tools).to_have_attribute("data-state", "approval-requested")
     assert demo.deleted == []
     await tools.get_by_role("button", name="Approve").click()
     await expect(page.get_by_role("log")).to_contain_text("It ended like this: deleted /srv/cache")
+    await expect(tools).to_have_attribute("data-state", "output-available")
     assert [one["path"] for one in demo.deleted] == ["/srv/cache"]
 
     await message.fill("And /etc")
     await send.click()
     await tools.last.get_by_role("button", name="Deny").click()
     await expect(page.get_by_role("log")).to_contain_text("Tool call was not approved by the user")
+    await expect(tools.last).to_have_attribute("data-state", "output-denied")
+    await expect(tools.first).to_have_attribute("data-state", "output-available")
     assert [one["path"] for one in demo.deleted] == ["/srv/cache"]
 
 

@@ -7,30 +7,24 @@ client says of earlier decisions decides nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from ...errors import (
-    DecisionError,
-    InvalidApprovalError,
-    KeyInactiveError,
-    KeyRevokedError,
-    KeyUnknownError,
-    NotAuthorisedError,
-    RefusedError,
-)
+from ...errors import CanonicalizationError, DecisionError, InvalidApprovalError, NotAuthorisedError, RefusedError
 from ...guard import Guard
+from ...lifecycle.desk import ROUNDS, busy
 from ...models import ApprovalRequest, Scope
 from ...protocols import Claim
-from ...protocols.verify import Posted, agrees, posted
+from ...protocols.verify import Posted, posted
+from ...protocols.void import Void
 from ...render import escape
-from .messages import ChatId, Post
+from .messages import MAX_LIVE, ChatId, Post
+from .texts import CHANGED, KEY_GONE, RESTORED
 
 CHANNEL = "chat"
 """The channel of a decision that is made in a chat; a rule's ``channels`` can name it or leave it out."""
 
-_OVER = (KeyRevokedError, KeyUnknownError, KeyInactiveError)
-"""Why what was signed properly may count no more."""
+_Refusal = DecisionError | RefusedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +32,22 @@ class Told:
     """What one live answer came to.
 
     Attributes:
-        call_id: The tool call, as the client knows it.
+        call_id: The tool call, as the client knows it. approved: The answer.
         request: The request as it is now (after an edit the one with the edited arguments); None where it counts no
-            more, because its key is gone.
-        run_id: Its run. note: Why it still waits, for the person who answered; None where it does not.
+            more, because its key is gone or a restore ended it.
+        run_id: Its run. note: For the person who answered: why it still waits, or why it counts no more; else None.
     """
 
     call_id: str
+    approved: bool
     request: ApprovalRequest | None
     run_id: str | None
     note: str | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the call was to run, and did: then its result is the answer. A No that came too late is told so."""
+        return self.approved and self.request is not None and self.request.state == "succeeded"
 
     @property
     def waits(self) -> bool:
@@ -57,107 +57,154 @@ class Told:
 
 def taken(
     guard: Guard, chat: ChatId, post: Post, *, owns: Callable[[str], bool],
-    call_id_of: Callable[[Scope], str | None],
+    call_id_of: Callable[[Scope, str | None], str | None],
 ) -> list[Told]:
     """Verify every answer in a post, then hand the live ones to the guard as decisions. Blocks.
 
     One that is forged, altered or of elsewhere refuses the whole post, and nothing is decided.
 
     Args:
-        owns: Whether a run belongs to the chat. call_id_of: How the client knows a call.
+        owns: Whether a run belongs to the chat. call_id_of: How the client knows the call of a scope, given how it
+            names it.
 
     Raises:
         RefusedError: as `hitl_guard.protocols.verify.posted`; each is audited.
+        CanonicalizationError: there are too many answers to requests that wait (``too-large``).
         UnavailableError: nobody can tell now; what was decided before that is on record, and posting again is safe.
     """
-    live: list[tuple[Claim, Posted | None]] = []
-    for claim in post.claims:
-        with guard._desk.refusals(
-            "call:refused", tenant=chat.user.tenant, user=chat.user.id, tool=claim.tool, call_id=claim.call_id,
-            request=claim.request_id, channel=CHANNEL,
-        ):
-            answer: Posted | None = None
-            with suppress(*_OVER):
-                answer = _posted(guard, chat, claim, owns, call_id_of)
-                if answer is not None and claim.outcome != "none":
-                    agrees(answer)
-        if claim.outcome == "none":
-            live.append((claim, answer))
-    with guard._desk.refusals("call:refused", tenant=chat.user.tenant, user=chat.user.id, channel=CHANNEL):
-        once = _check_once(live)
-    return [_decided(guard, chat, claim, answer) for claim, answer in once]
+    answers = _Answers(guard, chat, owns, call_id_of)
+    read = [(claim, answers.read(claim)) for claim in post.claims]
+    with answers.audited():
+        live = _once([answer for claim, answer in read if claim.outcome == "none"])
+    shown = {part.get("toolCallId") for part in post.known}
+    live = [answer for answer in live if answer.claim.call_id in shown or not _is_over(answer)]
+    if len(live) > MAX_LIVE:
+        raise CanonicalizationError("There are too many answers at once.", code="too-large", detail="post")
+    return [answers.told(answer.claim) for answer in live]
 
 
-def _posted(
-    guard: Guard, chat: ChatId, claim: Claim, owns: Callable[[str], bool], call_id_of: Callable[[Scope], str | None]
-) -> Posted | None:
-    try:
-        return posted(guard._desk, claim, principal=chat.user, owns=owns, call_id_of=call_id_of)
-    except InvalidApprovalError as error:
-        if error.detail != "epoch":
-            raise
-        return None  # of before a restore: void, and no fault
+def _is_over(answer: Posted | Void) -> bool:
+    """Whether an answer has nothing left to do: one in an earlier message stays there, answered, for ever."""
+    return isinstance(answer, Void) or answer.record.state not in ("pending", "approved")
 
 
-def _check_once(live: Sequence[tuple[Claim, Posted | None]]) -> list[tuple[Claim, Posted | None]]:
+def _once(live: Sequence[Posted | Void]) -> list[Posted | Void]:
     """Return each answer once. The same one may stand in a history twice; two that differ are none.
+
+    After an edit two ids name one request, so it counts which request is answered, not by which id. The answer to what
+    is asked now comes first: the one to what was asked before decides nothing.
 
     Raises:
         InvalidApprovalError: one request is answered in two ways (``detail`` repeated).
     """
-    once: dict[str | None, tuple[Claim, Posted | None]] = {}
-    for claim, answer in live:
-        first = once.setdefault(claim.request_id, (claim, answer))[0]
-        if first.approved is not claim.approved:
+    said: dict[str | None, bool] = {}
+    once: dict[str | None, Posted | Void] = {}
+    for answer in live:
+        claim = answer.claim
+        record_id = answer.record.row.id if isinstance(answer, Posted) else claim.request_id
+        if said.setdefault(record_id, claim.approved) is not claim.approved:
             raise InvalidApprovalError("One approval is answered twice.", detail="repeated")
-    return list(once.values())
+        once.setdefault(claim.request_id, answer)
+    return sorted(once.values(), key=lambda answer: isinstance(answer, Posted) and answer.record is not answer.named)
 
 
-def _decided(guard: Guard, chat: ChatId, claim: Claim, answer: Posted | None) -> Told:
-    call_id = claim.call_id or ""
-    if answer is None:
-        return Told(call_id, None, None)
-    record, run_id, note = answer.record, answer.record.envelope.scope.run, None
-    if record.state == "pending" and record is not answer.named:
-        note = "Somebody changed the arguments: this is what is asked now."
-    elif record.state == "pending":
-        note = _decide(guard, chat, claim, answer)
-    elif record.state == "approved" and not claim.approved:
-        _withdraw(guard, chat, claim, answer)
-    request = guard.get(record.row.id, tenant=chat.user.tenant)
-    if request.state == "pending" and note is None:
-        note = "Your decision is on record. Others must decide, too."
-    return Told(call_id, request, run_id, note)
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """The answers of one post, each read from the store and acted on."""
 
+    guard: Guard
+    chat: ChatId
+    owns: Callable[[str], bool]
+    call_id_of: Callable[[Scope, str | None], str | None]
 
-def _withdraw(guard: Guard, chat: ChatId, claim: Claim, answer: Posted) -> None:
-    """Take an approval back that has not been used: the one who asked says No by now, and nothing may run on a No."""
-    with suppress(DecisionError, RefusedError):  # it was used meanwhile, and that is told
-        guard.revoke(answer.record.row.id, by=chat.user, reason=claim.reason or "Denied in the chat.")
+    def audited(self, claim: Claim | None = None) -> AbstractContextManager[None]:
+        """Audit every refusal that leaves the block."""
+        of = {} if claim is None else {"tool": claim.tool, "call_id": claim.call_id, "request": claim.request_id}
+        user = self.chat.user
+        return self.guard._desk.refusals("call:refused", tenant=user.tenant, user=user.id, channel=CHANNEL, **of)
 
+    def read(self, claim: Claim) -> Posted | Void:
+        """Verify one answer against the store as it is now."""
+        with self.audited(claim):
+            return posted(
+                self.guard._desk, claim, principal=self.chat.user, owns=self.owns,
+                call_id_of=lambda scope: self.call_id_of(scope, claim.call_id),
+            )
 
-def _decide(guard: Guard, chat: ChatId, claim: Claim, answer: Posted) -> str | None:
-    """Hand one answer to the guard; return why it did not take it, or None.
+    def told(self, claim: Claim) -> Told:
+        """Do what one live answer says and return what it came to.
 
-    Raises:
-        UnavailableError: nobody can tell now.
-    """
-    try:
-        guard.decide(
-            answer.record.row.id, approver=chat.user, approve=claim.approved,
-            fingerprint=answer.record.envelope.fingerprint, reason=claim.reason or None, channel=CHANNEL,
+        Others decide, edit and withdraw meanwhile. An answer that is refused where the request has moved on since it
+        was read is judged anew, as one that came later: nothing may run on a No.
+
+        Raises:
+            RefusedError: as `read`. UnavailableError: nobody can tell now.
+        """
+        answer = self.read(claim)
+        for _ in range(ROUNDS):
+            if isinstance(answer, Void):
+                return Told(claim.call_id or "", claim.approved, None, None, RESTORED if answer.restored else KEY_GONE)
+            if answer.record.state == "pending" and answer.record is not answer.named:
+                return self._as_it_is(answer, CHANGED)
+            refusal = self._act(answer)
+            if refusal is None:
+                return self._as_it_is(answer, "Your decision is on record. Others must decide, too.")
+            now = self.read(claim)
+            if isinstance(now, Posted) and _mark(now) == _mark(answer):
+                return self._as_it_is(answer, _why(answer, refusal))
+            answer = now
+        raise busy()
+
+    def _act(self, answer: Posted) -> _Refusal | None:
+        """Decide as one answer says; return what refused it, or None.
+
+        A No also takes an approval back that has not been used, the own one and that of somebody who was faster.
+        """
+        claim, record, refusal = answer.claim, answer.record, None
+        if record.state == "pending":
+            refusal = _refusal_of(lambda: self.guard.decide(
+                record.row.id, approver=self.chat.user, approve=claim.approved,
+                fingerprint=record.envelope.fingerprint, reason=claim.reason or None, channel=CHANNEL,
+            ))
+        late = record.state == "approved" or (refusal is not None and refusal.code == "already-decided")
+        if late and not claim.approved:
+            refusal = _refusal_of(lambda: self.guard.revoke(
+                record.row.id, by=self.chat.user, reason=claim.reason or "Denied in the chat."
+            ))
+        return refusal
+
+    def _as_it_is(self, answer: Posted, note: str) -> Told:
+        """Tell what is on record now. The note is for a request that waits."""
+        claim, record = answer.claim, answer.record
+        with self.audited(claim):
+            request = self.guard.get(record.row.id, tenant=self.chat.user.tenant)
+        return Told(
+            claim.call_id or "", claim.approved, request, record.envelope.scope.run,
+            note if request.state == "pending" else None,
         )
+
+
+def _refusal_of(action: Callable[[], object]) -> _Refusal | None:
+    """Run an action of a person; return why it was refused, or None. The guard has audited that."""
+    try:
+        action()
     except (DecisionError, RefusedError) as error:
-        if error.code == NotAuthorisedError.default_code:
-            why = _WHY.get(error.detail or "", "You may not decide this here.")
-            return f"{why} {_who_decides(answer)}"
-        return f"Your decision was not taken ({error.code}). Look at the request in the inbox."
+        return error
     return None
 
 
-def _who_decides(answer: Posted) -> str:
+def _mark(answer: Posted) -> tuple[str, int, str]:
+    """Return what changes whenever somebody does something to a request, or time does."""
+    return answer.record.row.id, answer.record.version, answer.record.state
+
+
+def _why(answer: Posted, refusal: _Refusal) -> str:
+    """Return why the guard did not take an answer, for the person who gave it."""
+    if refusal.code != NotAuthorisedError.default_code:
+        return f"Your decision was not taken ({refusal.code}). Look at the request in the inbox."
     names = dict.fromkeys(name for need in answer.record.details.requirements for name in need.approvers)
-    return f"Who decides: {', '.join(map(escape, names)) or 'any other person'}."
+    who = f"Who decides: {', '.join(map(escape, names)) or 'any other person'}."
+    return f"{_WHY.get(refusal.detail or '', 'You may not decide this here.')} {who}"
 
 
 _WHY = {

@@ -7,7 +7,7 @@ decisions of whoever is logged in. Then the run goes on, or a new one begins, an
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,32 +20,32 @@ from starlette.routing import Route
 from ... import canonical
 from ...agent import Agent
 from ...agent.events import Event
-from ...asgi.body import is_json, read_body, strict_json
+from ...asgi.body import is_json, read_body
 from ...asgi.identity import Authenticate, Doorkeeper, Viewer
 from ...asgi.logs import failed
 from ...asgi.problems import problem
 from ...errors import (
     AgentError,
-    CanonicalizationError,
     ConfigurationError,
-    DecisionError,
     HitlGuardError,
-    InvalidApprovalError,
-    LimitError,
-    RefusedError,
     UnavailableError,
 )
-from ...guard import Guard
 from ...lifecycle.threads import offload
-from ...models import ApprovalRequest
+from ...models import ApprovalRequest, Principal, Scope
 from .answers import CHANNEL, Told, taken
 from .chunks import UIMessageStream
-from .events import call_id_of, chunks_of, with_withheld
-from .loop import AgentLoop, Loop, Turn
-from .messages import ChatId, Post, chat_messages, read_post
+from .conversation import asked_again, ran_there, results, stored, suspended
+from .door import check_site, refusal_of
+from .event_forms import with_withheld
+from .events import asks, call_id_of, chunks_of, parts_told, tells
+from .halves import read_json
+from .loop import AgentLoop
+from .messages import ChatId, Post, chat_messages, read_post, told_results
+from .own_loop import Loop, Turn, check_loop, request_of
 from .parts import rebuilt
 from .response import UIMessageStreamResponse
 from .streams import Streams
+from .texts import CLOSED, KEY_GONE
 
 MAX_BODY = 4_194_304
 """Bytes of a post, unless other things are said."""
@@ -53,31 +53,23 @@ MAX_BODY = 4_194_304
 MAX_NODES = 200_000
 """JSON values in one post."""
 
-CLOSED = {
-    "approved": "The approval is on record, the call has not run yet.",
-    "denied": "The call was denied.",
-    "executing": "The call is running already, or was started and has not ended.",
-    "expired": "The approval expired, the call did not run. Ask again.",
-    "failed": "The approval was used already: the call ran and failed. It does not run again.",
-    "in_doubt": "The call was started, and nobody knows whether it had an effect. It does not run again.",
-    "revoked": "The approval was withdrawn, the call did not run.",
-    "succeeded": "The approval was used already: the call ran. It does not run again.",
-    "superseded": "Another request took this one's place. Look at the newest one.",
-}
-"""What a person is told who answers a call that is over, by the state of its request."""
-
-_GONE = "This approval counts no more: its key is gone. The call did not run; ask again."
-
 
 @dataclass(slots=True)
 class _Plan:
-    """What a post comes to: answers that were taken, runs that go on, perhaps a new run."""
+    """What a post comes to: answers that were taken, runs that go on, perhaps a new run.
+
+    Attributes:
+        new: What a new run hears that the server's own conversation lacks.
+        results: What is stored of calls that ran, by their requests' ids.
+    """
 
     chat: ChatId
     post: Post
     context: Mapping[str, Any] | None
     told: list[Told] = field(default_factory=list)
     goes_on: list[str] = field(default_factory=list)
+    new: list[dict[str, Any]] = field(default_factory=list)
+    results: dict[str, Any] = field(default_factory=dict)
     begins: bool = False
 
 
@@ -95,6 +87,12 @@ class Chat:
     By default nobody decides what was asked for them, so the chat shows who can, and the inbox decides. A policy rule
     with ``self_approval: true`` and ``channels: [chat]`` lets the chat's own user confirm.
 
+    What came of a decision behind the user's back (the inbox decided, or an answer came with a new message) is shown
+    under the user's next message, before its answer: calls with their ends, what the model said, what is asked next.
+    ``sendMessage()`` without a text asks for it at once. What ran elsewhere is told with its result where an agent with
+    ``memory`` has it. An answer is made anew (``regenerate``) beside the old one in such a conversation: nothing that
+    is stored is taken back.
+
     Args:
         loop: An agent, or a `Loop` of your own.
         authenticate: From the request to a `Principal` (or `hitl_guard.asgi.Identity`), or None for nobody. Its id is
@@ -102,6 +100,8 @@ class Chat:
         context_of: From the request and its parsed body to the context of a new run (JSON data), or None; sync or
             async. The body is the client's: policies believe the context, so take what matters from your login.
         max_body: Bytes of a post.
+        allow_cross_site: Whether pages of other sites may post, which the host's CORS then names. Without it a post
+            that the browser marks as one of another site (``Sec-Fetch-Site``) is refused, whatever its cookies say.
         streams: Where running streams are kept for clients that reconnect.
 
     Raises:
@@ -111,23 +111,36 @@ class Chat:
     def __init__(
         self, loop: Loop | Agent, *, authenticate: Authenticate,
         context_of: Callable[[Request, Mapping[str, Any]], Any] | None = None,
-        max_body: int = MAX_BODY, streams: Streams | None = None,
+        max_body: int = MAX_BODY, allow_cross_site: bool = False, streams: Streams | None = None,
     ) -> None:
+        if not callable(authenticate):
+            raise ConfigurationError(
+                "The chat needs to know who posts: give 'authenticate', a function from the request to a Principal, or "
+                "None for nobody."
+            )
         if type(max_body) is not int or max_body < 1:
             raise ConfigurationError("'max_body' is a number of bytes.")
         self.loop: Loop = AgentLoop(loop) if isinstance(loop, Agent) else loop
-        if not isinstance(getattr(self.loop, "guard", None), Guard):
-            raise ConfigurationError("Give the chat an Agent, or a Loop that has a Guard.")
+        check_loop(self.loop)
         self.streams = Streams() if streams is None else streams
         self._guard = self.loop.guard
         self._guard._desk.check_names()
         self._door = Doorkeeper(self._guard, authenticate)
         self._context_of = context_of
         self._max_body = max_body
+        self._allow_cross_site = allow_cross_site
+        self._path = "/api/chat"
         self._limits = canonical.Limits(max_bytes=max_body, max_depth=200, max_nodes=MAX_NODES)
 
     def routes(self, path: str = "/api/chat") -> list[Route]:
-        """Return the two routes, for a Starlette or FastAPI app."""
+        """Return the two routes, for a Starlette or FastAPI app.
+
+        Raises:
+            ConfigurationError: the path does not begin with a slash, or ends with one.
+        """
+        if type(path) is not str or not path.startswith("/") or path.endswith("/"):
+            raise ConfigurationError("The path of a chat begins with a slash and does not end with one: '/api/chat'.")
+        self._path = path
         return [
             Route(path, self._post, methods=["POST"]),
             Route(f"{path}/{{chat_id}}/stream", self._resume, methods=["GET"]),
@@ -140,10 +153,12 @@ class Chat:
     # -- serving -------------------------------------------------------------------------------------------------
 
     async def _post(self, request: Request) -> Response:
+        viewer: Viewer | None = None
         try:
             viewer = await self._door.viewer(request)
             if viewer is None:
                 return problem("unauthenticated")
+            await self._check_site(request, viewer.principal)
             body = await read_body(request.receive, limit=self._max_body, headers=request.headers.raw)
             if not is_json(request.headers.raw):
                 return problem("unsupported-media-type")
@@ -158,12 +173,23 @@ class Chat:
         except ClientDisconnect:
             return Response(status_code=400)
         except HitlGuardError as error:
-            return _refused(error)
+            return refusal_of(error, f"POST {self._path}", viewer)
         return UIMessageStreamResponse(chunks)
+
+    async def _check_site(self, request: Request, who: Principal) -> None:
+        """See `check_site`; what it refuses is audited."""
+        if self._allow_cross_site:
+            return
+
+        def check() -> None:
+            with self._guard._desk.refusals("call:refused", tenant=who.tenant, user=who.id, channel=CHANNEL):
+                check_site(request)
+
+        await offload(check)
 
     async def _read(self, body: bytes, viewer: Viewer) -> tuple[Any, Post]:
         """Return a body as JSON, and read. A malformed answer is audited like any other refusal."""
-        value = await offload(lambda: strict_json(body, self._limits))
+        value = await offload(lambda: read_json(body, self._limits))
 
         def read() -> Post:
             who = viewer.principal
@@ -173,17 +199,15 @@ class Chat:
         return value, await offload(read)
 
     async def _resume(self, request: Request) -> Response:
+        viewer: Viewer | None = None
         try:
             viewer = await self._door.viewer(request)
-        except HitlGuardError as error:
-            return _refused(error)
-        if viewer is None:
-            return problem("unauthenticated")
-        chat = ChatId(request.path_params["chat_id"], viewer.principal, self.loop.id)
-        try:
+            if viewer is None:
+                return problem("unauthenticated")
+            chat = ChatId(request.path_params["chat_id"], viewer.principal, self.loop.id)
             chunks = None if request.method == "HEAD" else self.streams.again(chat)
         except HitlGuardError as error:
-            return _refused(error)
+            return refusal_of(error, f"GET {self._path}/{{chat_id}}/stream", viewer)
         if chunks is None:
             return Response(status_code=204)
         return UIMessageStreamResponse(chunks)
@@ -215,8 +239,20 @@ class Chat:
         # What is answered in an earlier message belongs to a part that the client moves no more.
         known = {part.get("toolCallId") for part in post.known}
         plan.told = [one for one in plan.told if one.call_id in known]
-        plan.goes_on = [run for run in await self.loop.ready(chat) if post.resume is None or run != post.resume[0]]
+        ready = [*await self.loop.ready(chat)]
+        # A run that waits for something else, too, tells what has ended in it meanwhile.
+        over = [one.run_id for one in plan.told if one.run_id is not None and not one.waits]
+        ready += await suspended(self.loop, chat, [run for run in over if run not in ready])
+        plan.goes_on = [run for run in ready if post.resume is None or run != post.resume[0]]
         plan.begins = post.message_id is None or not (plan.told or plan.goes_on or post.resume)
+        continues = plan.begins and post.message_id is not None
+        kept: list[dict[str, Any]] = []
+        if continues or post.regenerates or any(one.is_done for one in plan.told):
+            kept = await stored(self.loop, chat)
+        plan.results = results(kept)
+        plan.new = asked_again(self.loop, post.new, kept) if post.regenerates else post.new
+        if continues and not plan.new:
+            plan.new = ran_there(told_results(post.known), kept)
         return plan
 
     async def _chunks(self, plan: _Plan) -> AsyncIterator[dict[str, Any]]:
@@ -224,86 +260,102 @@ class Chat:
         stream = UIMessageStream(known=post.known)
         resumed = [] if post.resume is None else [self.loop.answer(plan.chat, *post.resume)]
         earlier = [*resumed, *(self.loop.go_on(plan.chat, run_id) for run_id in plan.goes_on)]
+        before: list[Event] = []
+        after: list[Event] = []
         if post.message_id is None:
-            # Above a new message of the user: the client cannot be told of it any more.
+            # Above a new message of the user nothing can be told any more: what came of it is told below.
+            held = await offload(lambda: post.held)
             for events in earlier:
-                await _drained(events)
+                drained = await _drained(events)
+                before += filter(tells, drained)
+                after += [event for event in drained if asks(event, held)]
         else:
+            await self._told_apart(stream, plan)
             for chunk in stream.start(post.message_id):
                 yield chunk
             for events in earlier:
                 async with aclosing(self._told(stream, events, plan)) as told:
                     async for chunk in told:
                         yield chunk
-            for chunk in self._left(stream, plan.told):
+            for chunk in self._left(stream, plan):
                 yield chunk
         if plan.begins:
-            said = await offload(lambda: [*chat_messages(post.messages)])
-            turn = Turn(plan.chat, plan.chat.new_run(), said, post.new, plan.context)
-            async with aclosing(self._told(stream, self.loop.start(turn), plan)) as told:
+            said = await offload(lambda: _said(post, before))
+            turn = Turn(plan.chat, plan.chat.new_run(), said, plan.new, plan.context)
+            async with aclosing(self._told(stream, self.loop.start(turn), plan, before, after)) as told:
                 async for chunk in told:
                     yield chunk
         for chunk in stream.end():
             yield chunk
 
+    async def _told_apart(self, stream: UIMessageStream, plan: _Plan) -> None:
+        """Note of which run each waiting part is: another run of the chat may have a call of the same id."""
+        if not plan.goes_on:
+            return
+        read = request_of(self._guard, tenant=plan.chat.user.tenant)
+        for part, approval_id in stream.waiting().items():
+            request = await read(approval_id)
+            if request is not None and plan.chat.owns(request.run_id):
+                stream.takes(part, request.run_id)
+
     async def _told(
-        self, stream: UIMessageStream, events: AsyncIterator[Event], plan: _Plan
+        self, stream: UIMessageStream, events: AsyncIterator[Event], plan: _Plan, before: Sequence[Event] = (),
+        after: Sequence[Event] = (),
     ) -> AsyncGenerator[dict[str, Any], None]:
-        request_of = partial(self._request, plan.chat.user.tenant)
-        async with aclosing(chunks_of(events, stream, request_of=request_of)) as chunks:
+        read = request_of(self._guard, tenant=plan.chat.user.tenant)
+        async with aclosing(chunks_of(
+            events, stream, request_of=read, before=before, after=after, differs=partial(_differs, plan.chat)
+        )) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def _request(self, tenant: str, request_id: str) -> ApprovalRequest | None:
-        """Return a request for the stream, or None where it cannot be read."""
-        try:
-            return await offload(lambda: self._guard.get(request_id, tenant=tenant))
-        except RefusedError:
-            return None
-
     @staticmethod
-    def _left(stream: UIMessageStream, told: list[Told]) -> list[dict[str, Any]]:
+    def _left(stream: UIMessageStream, plan: _Plan) -> list[dict[str, Any]]:
         """Return what moves every answered part on that its run has not moved: no answer is met with silence."""
         chunks: list[dict[str, Any]] = []
-        for one in told:
+        for one in plan.told:
             if stream.moved(one.call_id):
                 continue
             if one.request is None:
-                chunks += stream.output_error(one.call_id, _GONE)
+                chunks += stream.output_error(one.call_id, one.note or KEY_GONE)
             elif one.waits:
                 chunks += stream.approval(one.request, call_id=one.call_id, note=one.note)
             else:
                 chunks += stream.decision(one.request, call_id=one.call_id)
-                chunks += stream.denied(one.call_id) if one.request.state == "denied" else stream.output_error(
-                    one.call_id, CLOSED.get(one.request.state, CLOSED["executing"])
-                )
+                if one.request.state == "denied":
+                    chunks += stream.denied(one.call_id)
+                elif one.is_done and one.request.id in plan.results:
+                    chunks += stream.output(one.call_id, plan.results[one.request.id])
+                else:
+                    chunks += stream.output_error(one.call_id, CLOSED.get(one.request.state, CLOSED["executing"]))
         return chunks
 
 
-async def _drained(events: AsyncIterator[Event]) -> None:
-    """Carry out what was decided where the client cannot be told any more. A failure is no new message's fault."""
+def _differs(chat: ChatId, request: ApprovalRequest, call_id: str) -> str | None:
+    """Return what of a request is not this chat's, so that an answer to it would be refused; None for nothing."""
+    scope = Scope(request.tenant, request.user, request.run_id, request.call_id, request.occurrence)
+    if (scope.tenant, scope.user) != (chat.user.tenant, chat.user.id):
+        return "user or tenant"
+    if not chat.owns(scope.run):
+        return "run id"
+    return None if call_id_of(scope, call_id) == call_id else "call id or occurrence"
+
+
+def _said(post: Post, before: Sequence[Event]) -> list[dict[str, Any]]:
+    """Return the whole conversation in the chat format, with what came of earlier runs ahead of the new message."""
+    said, new = [*chat_messages(post.messages)], len(post.new)
+    came = chat_messages([{"parts": parts_told(before), "role": "assistant"}])
+    return [*said[: len(said) - new], *came, *said[len(said) - new :]]
+
+
+async def _drained(events: AsyncIterator[Event]) -> list[Event]:
+    """Carry out what was decided above a new message; return what is to be told. A failure is not that message's."""
+    found: list[Event] = []
     try:
         async with aclosing(with_withheld(events)) as source:
-            async for _ in source:
-                pass
+            async for event in source:
+                if tells(event) or asks(event):
+                    found.append(event)
     except Exception as error:  # noqa: BLE001  a model or a tool may raise anything
         failed("A run of a chat did not go on", error)
-
-
-def _refused(error: HitlGuardError) -> Response:
-    """Return the problem of a post that was refused as a whole. What exactly was wrong is in the audit log."""
-    if isinstance(error, CanonicalizationError):
-        slug = {"bytes": "too-large", "timeout": "too-slow", "post": "malformed"}.get(error.detail or "", "malformed")
-        return problem("too-large" if error.code == "too-large" else slug, detail=str(error))
-    if isinstance(error, LimitError):
-        return problem("limited", detail=str(error))
-    if isinstance(error, UnavailableError):
-        return problem("unavailable")
-    if isinstance(error, InvalidApprovalError) and error.detail in ("malformed", "repeated"):
-        return problem("malformed", detail=str(error))
-    if isinstance(error, AgentError):
-        return problem("busy" if error.code == "run-busy" else "not-found")
-    if isinstance(error, (RefusedError, DecisionError)):
-        return problem("refused")
-    failed("A chat could not be served", error)
-    return problem("internal")
+    return found

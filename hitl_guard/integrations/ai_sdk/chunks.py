@@ -24,17 +24,14 @@ from ...models import ApprovalRequest
 from ...protocols.echo import alike
 from ...render import quoted
 from .asked import decided, descriptor_of, hidden, reason_of
-from .message import Message, finish_reason
+from .message import MessageChunks, finish_reason
 from .parts import UNKNOWN, Chunk, Part, call_chunks, is_inner, part_id, read_parts, usable
-from .values import obstacle, sendable, text_of
+from .texts import CHANGED, CHANGED_BELOW
+from .values import bounded, obstacle, sendable, text_of
 
 __all__ = ["CHANGED", "Chunk", "UIMessageStream", "finish_reason", "part_id"]
 
-CHANGED = "Somebody changed the arguments: this is what is asked now."
-"""What stands in a request's reason, in the place of another note, where the client showed other arguments."""
-
-
-class UIMessageStream(Message):
+class UIMessageStream(MessageChunks):
     """The chunks of one assistant message, or of one that goes on. Not for several threads.
 
     A call is named by its tool-call id. Where a provider gives several calls of one run equal ids, name them by
@@ -52,6 +49,7 @@ class UIMessageStream(Message):
         super().__init__()
         self._parts, data = read_parts(known)
         self._data |= data
+        self._runs: dict[str, str] = {}
 
     def start_step(self) -> list[Chunk]:
         """Start a step: one turn of the model. How calls of earlier ones are shown can be changed no more."""
@@ -158,8 +156,11 @@ class UIMessageStream(Message):
             part = self._parts[id_] = Part(request.tool, request.arguments, False, shown=False, ours=True)
         if part.ended:
             return []
-        chunks = [*(self._showing(id_, part, request, quiet=True) or []), *self._over(request)]
+        showing, over = self._showing(id_, part, request, quiet=True), self._over(request)
         approved, reason, automatic = decided(request)
+        if showing is None and part.shown and approved:
+            return [*over, *self._beside(id_, part, request)]
+        chunks = [*(showing or []), *over]
         if part.approval_id != request.id or (approved is None and part.approved is not None):
             chunks += self._brought(id_, part)
             asked: Chunk = {"approvalId": request.id, "toolCallId": id_, "signature": request.token}
@@ -186,7 +187,7 @@ class UIMessageStream(Message):
 
     def output(self, call_id: str, value: Any) -> list[Chunk]:
         """Tell a call's result."""
-        return self._told(call_id, {"type": "tool-output-available", "output": sendable(value)})
+        return self._told(call_id, {"type": "tool-output-available", "output": bounded(value)})
 
     def output_error(self, call_id: str, text: str) -> list[Chunk]:
         """Tell that a call failed, or was over without a decision. ``text`` is shown: no secrets, no details."""
@@ -219,6 +220,38 @@ class UIMessageStream(Message):
     def knows(self, call_id: str, approval_id: str | None = None) -> bool:
         """Whether anything was said of a call, or of its approval, even if it is kept back."""
         return self._id(call_id) in self._parts or f"data-tool-call-approval:{approval_id}" in self._data
+
+    def takes(
+        self, call_id: str, run_id: str, *, new: bool = False, open_: bool = False, approval_id: str | None = None
+    ) -> bool:
+        """Whether an id means a run's call in this message; from then on it does. Else another call has it.
+
+        Args:
+            new: Whether the model made the call just now: then no part that was asked for, or has ended, is its own.
+            open_: Whether the call has not ended: then no part that has is its own.
+            approval_id: The request of a call that has ended: an ended part of another request is not its own.
+        """
+        id_ = self._id(call_id)
+        part = self._parts.get(id_)
+        if id_ not in self._runs and part is not None:
+            asked = type(part.approval_id) is str
+            other = asked and approval_id is not None and part.approval_id != approval_id
+            if (part.ended and (new or open_ or other)) or (asked and new):
+                return False
+        return self._runs.setdefault(id_, run_id) == run_id
+
+    def waiting(self) -> dict[str, str]:
+        """Return the approvals that the client holds of calls that have not ended, by the id of each call's part."""
+        return {
+            id_: part.approval_id for id_, part in self._parts.items()
+            if not part.ended and type(part.approval_id) is str and not is_inner(id_)
+        }
+
+    def named(self, call_id: str) -> bool:
+        """Whether anything of this message names a call, if only a request that the inbox decides."""
+        return call_id in self._parts or call_id in self._runs or any(
+            type(one) is dict and one.get("toolCallId") == call_id for one in self._data.values()
+        )
 
     def approval_of(self, call_id: str) -> str | None:
         """Return the id of the approval that the client holds of a call, if that is known."""
@@ -268,6 +301,18 @@ class UIMessageStream(Message):
             return None
         part.name, part.input = request.tool, arguments
         return self._shown(id_, part, quiet=quiet) if sent else None
+
+    def _beside(self, id_: str, part: Part, request: ApprovalRequest) -> list[Chunk]:
+        """Show a call that was approved with arguments that its part cannot show any more as another part.
+
+        That one has no approval: the client would send it back under an id that the call does not have.
+        """
+        chunks = []
+        if part.approved is not None and type(part.approval_id) is str:
+            chunks += self._asked(part, part.approval_id, {"approvalId": part.approval_id, "toolCallId": id_})
+        chunks += self.output_error(id_, CHANGED_BELOW)
+        other = self._parts[self._another(id_)] = Part(request.tool, request.arguments, True, shown=False, ours=True)
+        return [*chunks, *self._shown(self._id(id_), other, quiet=True)]
 
     def _shown(self, id_: str, part: Part, *, quiet: bool = False) -> list[Chunk]:
         """Show a call as it is noted; one that the client has is replaced where it stands."""

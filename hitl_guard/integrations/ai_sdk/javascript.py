@@ -2,13 +2,14 @@
 
 This is no strict parser and no lossless form, and the guard decides nothing by it (that is `hitl_guard.canonical`). It
 repeats what ``JSON.parse`` and ``JSON.stringify`` (ECMA-262, sections 25.5.1 and 25.5.2) make of a value, losses
-included: every number becomes a double, and of two members of one name the last counts. Neither function recurses, so
-that deep values end in an error of ours.
+included: every number becomes a double, and of two members of one name the last counts. The SDK's own function is
+``packages/ai/src/util/canonical-hash.ts``. Neither function here recurses, so that deep values end in an error of ours.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -144,9 +145,9 @@ def _number(number: float) -> bytes:
         double = float(number)
     except OverflowError:
         return b"null"
-    if double != double:
+    if math.isnan(double):
         raise refused("number")
-    return b"null" if double - double != 0 else canonicalize(double)
+    return b"null" if math.isinf(double) else canonicalize(double)
 
 
 def _quoted(text: str) -> bytes:

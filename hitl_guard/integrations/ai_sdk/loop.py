@@ -1,16 +1,11 @@
-"""What a chat needs of a loop; `AgentLoop` is the built-in agent's.
-
-Another loop implements `Loop`: four methods whose events are those of `hitl_guard.agent` (``tool-call``,
-``tool-call-approval``, ``tool-result``, ``text-delta`` … see `hitl_guard.agent.events`).
-"""
+"""`AgentLoop`: the built-in agent in a chat. How to bring another loop stands in `own_loop`."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ...agent import Agent
 from ...agent.events import Event
@@ -20,50 +15,9 @@ from ...guard import Guard
 from ...lifecycle.threads import offload
 from .approval import REQUEST_KEY, request_map, takes_requests
 from .messages import ChatId
+from .own_loop import Turn
 
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What the user said, for a loop that begins a new run.
-
-    Attributes:
-        run_id: The id that the run must have.
-        messages: The whole conversation as the client tells it, in the chat format.
-        new: What of it was said since the assistant's last message.
-        context: The host's data for policies and tools, or None.
-    """
-
-    chat: ChatId
-    run_id: str
-    messages: Sequence[Mapping[str, Any]] = field(repr=False)
-    new: Sequence[Mapping[str, Any]] = field(repr=False)
-    context: Mapping[str, Any] | None = field(default=None, repr=False)
-
-
-class Loop(Protocol):
-    """A loop that runs in a chat. Its calls must have the run ids that it is given (`ChatId.new_run`)."""
-
-    @property
-    def guard(self) -> Guard:
-        """The guard that every call of the loop goes through."""
-
-    @property
-    def id(self) -> str:
-        """The loop's name. Chats of two loops are two, whatever a client calls them."""
-
-    def start(self, turn: Turn) -> AsyncIterator[Event]:
-        """Begin a run; yield its events up to its first pause or its end."""
-
-    def go_on(self, chat: ChatId, run_id: str) -> AsyncIterator[Event]:
-        """Go on with a run after decisions; yield its events."""
-
-    def answer(self, chat: ChatId, run_id: str, call_id: str | None, data: Any) -> AsyncIterator[Event]:
-        """Answer a call that suspended itself; yield the events."""
-
-    async def ready(self, chat: ChatId) -> Sequence[str]:
-        """Return the chat's runs that can go on, the oldest first: one of their requests is decided or over, wherever
-        that happened, or the process that went on with them is gone. One that only waits is not among them.
-        """
+_OF_THE_CHAT = frozenset({"messages", "run_id", "tenant", "thread_id", "user"})
 
 
 class AgentLoop:
@@ -71,9 +25,10 @@ class AgentLoop:
 
     Args:
         agent: Its tools, sub-agents, guard and memory.
-        prepare_call: A function from a `Turn` to options for its run, sync or async: those of
-            `hitl_guard.agent.Agent.stream` (``require_tool_approval``, ``request_context`` …) and ``tool_approval``,
-            the request's own map (the guard's policy must be made with ``tool_approval(…, per_request=True)``).
+        prepare_call: A function from a `Turn` to options for its run, or None for no options; sync or async. Options
+            are those of `hitl_guard.agent.Agent.stream` that the chat does not set itself (``require_tool_approval``,
+            ``request_context`` …) and ``tool_approval``, the request's own map (the guard's policy must be made with
+            ``tool_approval(…, per_request=True)``).
 
     Raises:
         ConfigurationError: there is no agent.
@@ -99,7 +54,7 @@ class AgentLoop:
         """Begin a run.
 
         Raises:
-            ConfigurationError: the options of `prepare_call` cannot be used.
+            ConfigurationError: the options of ``prepare_call`` cannot be used.
         """
         options = await self._options(turn)
         kept = self.agent.memory is not None
@@ -116,8 +71,8 @@ class AgentLoop:
 
     async def _options(self, turn: Turn) -> dict[str, Any]:
         given = None if self._prepare is None else self._prepare(turn)
-        options = dict(await given if inspect.isawaitable(given) else given or {})
-        context = {**(turn.context or {}), **options.pop("request_context", {})}
+        options = _checked(await given if inspect.isawaitable(given) else given)
+        context = {**(turn.context or {}), **(options.pop("request_context", None) or {})}
         if REQUEST_KEY in context:
             # It would count as the host's word on what needs approval, and a context may come from the client.
             raise ConfigurationError(f"'{REQUEST_KEY}' is no part of a context: return it from 'prepare_call'.")
@@ -156,6 +111,22 @@ class AgentLoop:
 
     def _is_pending(self, request_id: str, tenant: str) -> bool:
         try:
-            return self.guard.get(request_id, tenant=tenant).state == "pending"
+            request = self.guard.get(request_id, tenant=tenant)
         except RefusedError:
             return False  # its key is gone, say: the run asks anew
+        # Under another policy nobody can decide it: the run asks anew, too.
+        return request.state == "pending" and request.policy_version == self.guard.policy_version
+
+
+def _checked(options: object) -> dict[str, Any]:
+    """Return the options of a run as a new dict, empty for None.
+
+    Raises:
+        ConfigurationError: they are no mapping, or set what the chat sets.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigurationError("'prepare_call' returns a mapping of options for the run, or None.")
+    found = dict(options or {})
+    if own := sorted(_OF_THE_CHAT & found.keys()):
+        raise ConfigurationError(f"'prepare_call' cannot set {', '.join(own)}: the chat does that.")
+    return found

@@ -6,7 +6,8 @@ from typing import Any
 
 from ...agent.shapes import well_formed
 from .parts import Chunk, usable
-from .values import sendable
+from .texts import STREAM_FAILED
+from .values import bounded, sendable
 
 _REASONS = {
     "content-filter": "content-filter", "content_filter": "content-filter", "end_turn": "stop", "error": "error",
@@ -23,7 +24,7 @@ def finish_reason(reason: str | None) -> str:
     return _REASONS.get(reason or "", "other")
 
 
-class Message:
+class MessageChunks:
     """What the chunks of any message have in common. After its end nothing more is said of it.
 
     Attributes:
@@ -78,7 +79,7 @@ class Message:
         """End the message with `reason`, unless it has ended."""
         return self.finish(self.reason)
 
-    def error(self, text: str = "An error occurred.") -> list[Chunk]:
+    def error(self, text: str = STREAM_FAILED) -> list[Chunk]:
         """End the stream with an error, and the client's chat with it. ``text`` is shown: no secrets, no details."""
         return self._last({"type": "error", "errorText": well_formed(text)})
 
@@ -165,7 +166,7 @@ class Message:
         self, call_id: str, payload: Any, suspension_id: str, run_id: str, tool: str, schema: Any
     ) -> dict[str, Any]:
         return {
-            "resumeSchema": sendable(schema), "runId": well_formed(run_id), "suspendPayload": sendable(payload),
+            "resumeSchema": bounded(schema), "runId": well_formed(run_id), "suspendPayload": bounded(payload),
             "suspensionId": well_formed(suspension_id), "toolCallId": self._id(call_id), "toolName": well_formed(tool),
         }
 

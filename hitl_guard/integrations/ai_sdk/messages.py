@@ -14,28 +14,29 @@ from typing import Any, NoReturn
 from ... import fingerprint
 from ...errors import CanonicalizationError
 from ...lifecycle.desk import new_id
-from ...models import Principal
-from ...protocols import Calls, Claim, claims_in
+from ...lifecycle.refusals import DEFAULT_DENIAL
+from ...models import MAX_FIELD_BYTES, Principal
+from ...protocols import Claim, claims_in
 from ...protocols.ui_messages import FORMAT
 from ...toolcalls import as_text
+from .parts import ENDED
 
 MAX_MESSAGES = 2_000
 """Messages in one post."""
 
-MAX_PARTS = 2_000
+MAX_PARTS = 20_000
 """Parts of one message."""
 
 MAX_LIVE = 200
-"""Answers in one post of which the client does not know what came of them."""
+"""Answers in one post to requests that wait still, or of which the client does not know what came of them."""
 
-MAX_CLAIMS = 2_000
+MAX_CLAIMS = 10_000
 """Answered approvals in one post, old ones included; each is a look into the store."""
 
 MAX_ID = 256
 """Characters of a chat's or a message's id."""
 
 _TRIGGERS = frozenset({"submit-message", "regenerate-message"})
-_ENDED = frozenset({"output-available", "output-error", "output-denied"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +73,17 @@ class Post:
         chat: The chat's id, as the client says.
         messages: The UI messages, each ``{id, role, parts}``.
         continued: The assistant's message that this continues, or None: a new one begins.
-        claims: The answered approvals in it. calls: The tool calls that it states.
+        claims: The answered approvals in it.
         resume: ``(run id, tool-call or suspension id, data)``: the answer to a tool's own question, or None.
+        regenerates: Whether the last answer is to be made anew.
     """
 
     chat: str
     messages: tuple[dict[str, Any], ...] = field(repr=False)
     continued: dict[str, Any] | None = field(repr=False)
     claims: tuple[Claim, ...] = field(repr=False)
-    calls: Calls = field(repr=False)
     resume: tuple[str, str | None, Any] | None = field(default=None, repr=False)
-
-    @property
-    def live(self) -> tuple[Claim, ...]:
-        """The answers of which the client has not seen what came of them."""
-        return tuple(claim for claim in self.claims if claim.outcome == "none")
+    regenerates: bool = False
 
     @property
     def message_id(self) -> str | None:
@@ -97,6 +94,16 @@ class Post:
     def known(self) -> Sequence[Mapping[str, Any]]:
         """The parts of the message that this continues: the only ones that the client can still move."""
         return () if self.continued is None else self.continued["parts"]
+
+    @property
+    def held(self) -> set[str]:
+        """The ids of requests and questions that the client has, wherever in its history."""
+        found: set[str] = set()
+        for part in (part for message in self.messages for part in message["parts"]):
+            approval = part.get("approval")
+            named = approval.get("id") if type(approval) is dict else part.get("id")
+            found |= {named} if type(named) is str else set()
+        return found
 
     @property
     def new(self) -> list[dict[str, Any]]:
@@ -125,12 +132,13 @@ def read_post(body: Any) -> Post:
         raise CanonicalizationError("There are too many messages: begin a new chat.", code="too-large", detail="post")
     for message in messages:
         _check_message(message)
-    claims, calls = claims_in({"messages": messages}, most=MAX_CLAIMS)
+    claims, _ = claims_in({"messages": [_looked_at(message) for message in messages]}, most=MAX_CLAIMS)
     if any(claim.format != FORMAT for claim in claims):
         _no("an approval in it is of another format")
-    if sum(claim.outcome == "none" for claim in claims) > MAX_LIVE:
-        raise CanonicalizationError("There are too many answers at once.", code="too-large", detail="post")
-    return Post(chat, tuple(messages), _continued(body, messages), tuple(claims), calls, _resume(body))
+    return Post(
+        chat, tuple(messages), _continued(body, messages), tuple(claims), _resume(body),
+        regenerates=trigger == "regenerate-message",
+    )
 
 
 def _continued(body: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -156,6 +164,12 @@ def _check_message(message: Any) -> None:
         _no("a message of the user has no tool parts")
 
 
+def _looked_at(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without its data parts and metadata: what a tool asked stands there, and looks like anything."""
+    parts = [part for part in message["parts"] if not part["type"].startswith("data-")]
+    return {name: value for name, value in message.items() if name != "metadata"} | {"parts": parts}
+
+
 def _resume(body: Mapping[str, Any]) -> tuple[str, str | None, Any] | None:
     if "resumeData" not in body:
         return None
@@ -171,6 +185,8 @@ def _id(node: Mapping[str, Any], name: str) -> str:
         _no(f"'{name}' must be a string of 1 to {MAX_ID} characters")
     if any(0xD800 <= ord(letter) <= 0xDFFF for letter in value):
         _no(f"'{name}' holds half a character")
+    if len(value.encode()) > MAX_FIELD_BYTES:
+        _no(f"'{name}' is longer than {MAX_FIELD_BYTES} bytes")
     return value
 
 
@@ -224,10 +240,18 @@ def _of_step(parts: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {"content": _result(part), "role": "tool", "tool_call_id": part["toolCallId"]}
 
 
+def told_results(parts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str | None]]:
+    """Return ``(part id, result as the model reads it)`` of tool parts, in order. None: it has not ended."""
+    return [
+        (part["toolCallId"], _result(part) if _is_ended(part) else None) for part in parts
+        if type(part.get("toolCallId")) is str
+    ]
+
+
 def _is_ended(part: Mapping[str, Any]) -> bool:
     kind, state = part["type"], part.get("state")
     named = kind.startswith("tool-") or (kind == "dynamic-tool" and type(part.get("toolName")) is str)
-    return named and type(state) is str and state in _ENDED and type(part.get("toolCallId")) is str
+    return named and type(state) is str and state in ENDED and type(part.get("toolCallId")) is str
 
 
 def _tool(part: Mapping[str, Any]) -> str:
@@ -241,7 +265,7 @@ def _result(part: Mapping[str, Any]) -> str:
         return f"Error: {as_text(part.get('errorText'))}"
     approval = part.get("approval")
     reason = approval.get("reason") if type(approval) is dict else None
-    return reason if type(reason) is str and reason else "Tool call was not approved by the user"
+    return reason if type(reason) is str and reason else DEFAULT_DENIAL
 
 
 def _text(parts: Sequence[Mapping[str, Any]]) -> str:

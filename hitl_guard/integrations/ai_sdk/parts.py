@@ -18,12 +18,15 @@ from .values import obstacle, sendable
 
 Chunk = dict[str, Any]
 
+ENDED = frozenset({"output-available", "output-error", "output-denied"})
+"""The states of a tool part whose call has ended."""
+
 UNKNOWN: Any = object()
 """What nobody here knows of a part; no JSON value is this."""
 
 _NUMBERED = re.compile(r"~[0-9]+\Z")
 _FRESH = re.compile(r"[A-Za-z0-9_-]{22}")
-_INNER = re.compile(r"(?:[A-Za-z0-9_-]{22}|\.)/")
+_PREFIXED = re.compile(r"(?:~?[A-Za-z0-9_-]{22}|\.)/")
 
 
 def part_id(call_id: str, occurrence: int = 0, run_id: str | None = None) -> str:
@@ -36,12 +39,29 @@ def part_id(call_id: str, occurrence: int = 0, run_id: str | None = None) -> str
         occurrence: The call's index among calls of its run with an equal id.
         run_id: The run of a sub-agent; None for the chat's own runs.
     """
-    own = well_formed(call_id)
-    if occurrence or not own or _NUMBERED.search(own):
-        own = f"{own}~{occurrence}"
+    own = _own(call_id, occurrence)
     if run_id is not None:
         return f"{_short(run_id)}/{own}"
-    return f"./{own}" if _INNER.match(own) else own
+    return f"./{own}" if _PREFIXED.match(own) else own
+
+
+def repeated_id(call_id: str, occurrence: int, run_id: str) -> str:
+    """Return the id of a call of one of the chat's own runs where a call of another run has the plain one.
+
+    One message may hold several runs, and models repeat ids. It names the run, so that the way back is exact.
+    """
+    return f"~{_short(run_id)}/{_own(call_id, occurrence)}"
+
+
+def named_call(id_: str) -> str:
+    """Return the tool-call id of the call that a part's id stands for (well-formed)."""
+    own = id_ if _PREFIXED.match(id_) is None else id_.partition("/")[2]
+    return _NUMBERED.sub("", own)
+
+
+def _own(call_id: str, occurrence: int) -> str:
+    own = well_formed(call_id)
+    return f"{own}~{occurrence}" if occurrence or not own or _NUMBERED.search(own) else own
 
 
 def _short(run_id: str) -> str:
@@ -59,7 +79,7 @@ def usable(call_id: str) -> str:
 
 def is_inner(id_: str) -> bool:
     """Whether a part is a sub-agent's call (see `part_id`)."""
-    return _INNER.match(id_) is not None and not id_.startswith("./")
+    return _PREFIXED.match(id_) is not None and not id_.startswith(("./", "~"))
 
 
 def call_chunks(
@@ -143,7 +163,7 @@ def _part(part: Mapping[str, Any], name: str) -> Part:
     return Part(
         name, part.get("input"), part["type"] == "dynamic-tool", approval_id=approval.get("id"),
         approved=approval.get("approved"),
-        ended=part.get("state") in ("output-available", "output-error", "output-denied"),
+        ended=type(part.get("state")) is str and part["state"] in ENDED,
     )
 
 

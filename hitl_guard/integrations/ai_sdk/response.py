@@ -7,11 +7,13 @@ import json
 from collections.abc import AsyncIterator, Mapping
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope, Send
 
 from ...asgi.logs import failed
 from ...errors import ConfigurationError
 from .parts import Chunk
+from .texts import STREAM_FAILED
 
 HEADERS = {
     "cache-control": "no-cache",
@@ -27,7 +29,6 @@ KEEP_ALIVE_S = 15.0
 
 _BEAT = b": keep-alive\n\n"
 _DONE = b"data: [DONE]\n\n"
-_BROKEN: Chunk = {"type": "error", "errorText": "An error occurred."}
 _QUEUED = 16
 """Chunks that are made ahead of a client that reads slowly."""
 
@@ -114,7 +115,7 @@ class UIMessageStreamResponse(Response):
                 return
             await self._put(send, _body(part))
 
-    async def _put(self, send: Send, message: Message) -> None:
+    async def _put(self, send: Send, message: AsgiMessage) -> None:
         if self._gone:
             return
         try:
@@ -135,11 +136,11 @@ class UIMessageStreamResponse(Response):
                     await self._chunks.aclose()
         except Exception as error:  # noqa: BLE001  the client must be told that it failed, and no details
             failed("A stream of a chat failed", error)
-            await queue.put(encoded(_BROKEN))
+            await queue.put(encoded({"type": "error", "errorText": STREAM_FAILED}))
         await queue.put(None)
 
 
-def _body(part: bytes, *, more: bool = True) -> Message:
+def _body(part: bytes, *, more: bool = True) -> AsgiMessage:
     return {"type": "http.response.body", "body": part, "more_body": more}
 
 

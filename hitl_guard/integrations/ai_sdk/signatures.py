@@ -12,7 +12,8 @@ allow a call by themselves**. What such a signature does not say, whoever verifi
 So it proves one thing: somebody with the secret issued a request with these ids for this tool and this input. Ask the
 guard for the call as well.
 
-Formats. With ``digest`` = base64url(SHA-256(`canonical_input` of the input)), unpadded, the signature is
+Formats (``packages/ai/src/generate-text/tool-approval-signature.ts``; base64url is that of RFC 4648, section 5). With
+``digest`` = base64url(SHA-256(`canonical_input` of the input)), unpadded, the signature is
 base64url(HMAC-SHA256(secret, payload)), unpadded. The payload of form ``v1`` (AI SDK 7) is the UTF-8 of the JSON array
 ``["ai-sdk-tool-approval-v1", approvalId, toolCallId, toolName, digest]`` as ``JSON.stringify`` writes it; of form
 ``legacy`` (AI SDK 6) that of approvalId, toolCallId, toolName and digest with a line feed between them.
@@ -31,12 +32,22 @@ from ...signing import decode, encode, equal, hmac_sha256
 from .javascript import MAX_BYTES, canonical_input, joined, refused
 
 MIN_SECRET_BYTES = 32
+"""Bytes of a secret at least: those of the digest, as RFC 2104, section 3, advises."""
+
 MIN_DISTINCT_BYTES = 6
+"""Different bytes in a secret at least; one of fewer is a pattern."""
+
 MAX_SECRETS = 16
+"""Secrets in one list: each costs a MAC for each form."""
+
 SIGNATURE_CHARACTERS = 43
+"""Of 32 bytes as base64url without padding."""
+
 VERSION_TAG = "ai-sdk-tool-approval-v1"
+"""What the payload of form ``v1`` begins with."""
 
 Form = Literal["v1", "legacy"]
+"""Of what kind a payload is (see the module)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ coming back: what waits is in the store in any case, and what ran is on record).
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,13 +17,20 @@ from ...errors import AgentError, ConfigurationError, LimitError, UnavailableErr
 from .messages import ChatId
 from .parts import Chunk
 from .response import encoded
+from .texts import STREAM_FAILED
 
-_BROKEN: Chunk = {"type": "error", "errorText": "An error occurred."}
 _LAGGED: Chunk = {"type": "error", "errorText": "The connection is too slow: load the chat again."}
 _CLOSING: Chunk = {"type": "abort", "reason": "The server is shutting down."}
 _STOPPED: Chunk = {"type": "abort", "reason": "Stopped."}
 
-Key = tuple[str, str, str]
+Key = tuple[str, ...]
+"""Tenant, user, loop and chat of a stream; one more item for one that another one took the place of."""
+
+
+class _Reader:
+    """Somebody who reads a stream. Only the generator that reads holds it, so that it goes with that, read or not: a
+    client may be gone before it was sent anything.
+    """
 
 
 @dataclass(eq=False, slots=True)
@@ -41,7 +49,7 @@ class _Stream:
     first: int = 0
     size: int = 0
     whole: bool = True
-    readers: dict[object, int] = field(default_factory=dict)
+    readers: weakref.WeakKeyDictionary[_Reader, int] = field(default_factory=weakref.WeakKeyDictionary)
     ended: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -103,7 +111,7 @@ class Streams:
         key = _key(chat)
         self.check_free(chat, beside=beside)
         if (left := self._streams.get(key)) is not None:
-            self._streams[(*key[:2], f"{key[2]} {id(left)}")] = self._streams.pop(key)
+            self._streams[(*key, str(id(left)))] = self._streams.pop(key)
         self._make_room(key)
         had = tuple(before)
         size = sum(len(encoded(chunk)) for chunk in had)
@@ -171,7 +179,7 @@ class Streams:
                     await source.aclose()
         except Exception as error:  # noqa: BLE001  the client must be told that it failed, and no details
             failed("A stream of a chat failed", error)
-            self._end(stream, _BROKEN)
+            self._end(stream, {"type": "error", "errorText": STREAM_FAILED})
         finally:
             self._end(stream)
 
@@ -198,7 +206,7 @@ class Streams:
         stream.tell()
 
     def _reader(self, stream: _Stream) -> AsyncGenerator[Chunk, None]:
-        me = object()
+        me = _Reader()
         stream.readers[me] = 0
         return _read(stream, me)
 
@@ -214,10 +222,10 @@ class Streams:
 
 
 def _key(chat: ChatId) -> Key:
-    return chat.user.tenant, chat.user.id, f"{chat.loop} {chat.id}"
+    return chat.user.tenant, chat.user.id, chat.loop, chat.id
 
 
-async def _read(stream: _Stream, me: object) -> AsyncGenerator[Chunk, None]:
+async def _read(stream: _Stream, me: _Reader) -> AsyncGenerator[Chunk, None]:
     try:
         while True:
             place, changed = stream.readers[me], stream.changed

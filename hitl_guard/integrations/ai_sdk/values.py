@@ -8,6 +8,7 @@ arguments cannot be sent is not offered in the chat (see `chunks`).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,21 +16,38 @@ from ...agent.shapes import plain, well_formed
 from ...render.secrets import Place, printed
 from ...toolcalls import as_text
 
-MAX_DEPTH = 200
-"""Arrays and objects inside one another that are sent; what is deeper goes out as text."""
+MAX_DEPTH = 180
+"""Arrays and objects inside one another that are sent; what is deeper goes out as text. (A post adds some, of 200.)"""
+
+MAX_SHOWN = 262_144
+"""Bytes of a result that is sent. The client posts everything again each time, and a post has a limit."""
+
+MAX_VALUES = 10_000
+"""JSON values in a result that is sent."""
 
 _MAX_SAFE = 2**53 - 1
 _SCALARS = frozenset({bool, int, type(None)})
+TOO_LARGE = "(This is too large to be shown here.)"
+"""What is shown of a result, or of what a tool asks, that is larger."""
+
 _NO_JSON = "a value that is no JSON"
+_TOO_MANY = "too many values"
 
 
-def obstacle(value: Any) -> str | None:
+def obstacle(value: Any, *, most: int | None = None) -> str | None:
     """Return why a value cannot be sent as it is, in words; None where it can.
 
     Integers beyond 2^53 - 1 can: the digits go out exactly, whatever the browser makes of them.
+
+    Args:
+        value: Anything; only exact JSON types can be sent, and no subclass of one.
+        most: The most JSON values that are looked at; more are an obstacle.
     """
-    level, depth = [value], 0
+    level, depth, seen = [value], 0, 0
     while level:
+        seen += len(level)
+        if most is not None and seen > most:
+            return _TOO_MANY
         deeper: list[Any] = []
         for item in level:
             kind = type(item)
@@ -42,7 +60,7 @@ def obstacle(value: Any) -> str | None:
             elif kind is str:
                 why = None if _is_well_formed(item) else "a text with half a character"
             elif kind is float:
-                why = None if item - item == 0 else "a number that is none"
+                why = None if math.isfinite(item) else "a number that is none"
             elif kind not in _SCALARS:
                 why = _NO_JSON
             if why is not None:
@@ -78,6 +96,19 @@ def sendable(value: Any) -> Any:
         value = plain(value)
         why = obstacle(value)
     return value if why is None else f"(Shown as text, since it holds {why}.) {text_of(value)}"
+
+
+def bounded(value: Any) -> Any:
+    """Return a result as `sendable` does, or a text in its place where it is too large to be posted again each time.
+
+    Such a result would end the chat: every later post would be refused. The model has seen all of it when it came.
+    """
+    value = plain(value) if obstacle(value, most=MAX_VALUES) == _NO_JSON else value
+    if obstacle(value, most=MAX_VALUES) != _TOO_MANY:
+        value = sendable(value)
+        if len(text_of(value).encode()) <= MAX_SHOWN:
+            return value
+    return TOO_LARGE
 
 
 def text_of(value: Any) -> str:

@@ -99,6 +99,7 @@ function Page() {
   return (
     <main>
       <h1>Chat as {user}</h1>
+      <p>The agent is scripted: whatever you write, it asks to delete a file, and then says what came of it.</p>
       <div role="log" aria-label="Conversation" aria-busy={busy}>
         {messages.map((message) => (
           <article className="message" key={message.id}>
