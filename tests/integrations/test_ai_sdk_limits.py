@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from datetime import date
 from typing import Any
 
 import pytest
 
+from hitl_guard.agent import Agent, turns
 from hitl_guard.cli.demo_chat import ChatDemo
-from hitl_guard.integrations.ai_sdk import answers
+from hitl_guard.integrations.ai_sdk import answers, messages
 from hitl_guard.integrations.ai_sdk.values import MAX_SHOWN, MAX_VALUES, TOO_LARGE, bounded
 from tests.chat.client import ChatClient
 from tests.integrations import test_ai_sdk_chat as chats
@@ -71,15 +73,29 @@ def test_a_chat_goes_on_after_more_calls_than_a_turn_may_have(house: Callable[..
     assert (home.client.status, home.client.text) == ("ready", "Bye.")
 
 
-def test_a_chat_goes_on_after_many_turns_of_many_calls(house: Callable[..., House]) -> None:
-    turns: list[Any] = [[(f"c{turn}-{number}", "look", {}) for number in range(120)] for turn in range(18)]
-    home = house(OWN, *turns, "So many.", "Bye.")
+def test_the_longest_run_of_the_most_calls_fits_into_a_message_of_a_post() -> None:
+    steps = inspect.signature(Agent).parameters["max_steps"].default
+    calls = turns.MAX_CALLS + 1  # one more is told as too many
 
-    home.client.send("Look.")
-    assert len(home.client.tool_parts) == 18 * 120
-    home.client.send("Thanks.")
+    assert steps * (calls + 2) <= messages.MAX_PARTS  # with the begin of the step, and a text
+    assert steps * calls <= messages.MAX_CLAIMS
 
-    assert (home.client.status, home.client.text) == ("ready", "Bye.")
+
+def test_a_message_of_thousands_of_calls_is_read(house: Callable[..., House]) -> None:
+    home = house(OWN, "So many.", memory=False)
+    parts = [
+        {"type": "tool-look", "toolCallId": f"c{number}", "state": "output-available", "input": {}, "output": number}
+        for number in range(6_000)
+    ]
+
+    answer = home.client.post({"id": "c", "messages": [
+        {"id": "u", "role": "user", "parts": [{"type": "text", "text": "Look."}]},
+        {"id": "a", "role": "assistant", "parts": parts},
+        {"id": "v", "role": "user", "parts": [{"type": "text", "text": "And?"}]},
+    ]})
+
+    assert (answer.status, "So many." in answer.text) == (200, True)
+    assert [one["role"] for one in home.model.calls[0]].count("tool") == 6_000
 
 
 @pytest.mark.parametrize("approved", [True, False])
@@ -98,9 +114,12 @@ def test_half_an_emoji_in_a_persons_reason_ends_no_chat(demo: ChatDemo, chat: Ch
     assert chat.status == "ready"
 
 
-def test_a_chat_goes_on_after_more_answers_in_its_history_than_a_post_may_give(house: Callable[..., House]) -> None:
-    turns: list[Any] = [[(f"c{turn}-{number}", "pay", {"n": number}) for number in range(60)] for turn in range(5)]
-    home = house(OWN, *[one for turn in turns for one in (turn, "Paid.")], *["ok"] * 8)
+def test_a_chat_goes_on_after_more_answers_in_its_history_than_a_post_may_give(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "MAX_LIVE", 5)
+    asks: list[Any] = [[(f"c{turn}-{number}", "pay", {"n": number}) for number in range(4)] for turn in range(5)]
+    home = house(OWN, *[one for turn in asks for one in (turn, "Paid.")], *["ok"] * 8)
 
     for turn in range(5):  # each time the answers come with the next message
         home.client.send(f"Pay {turn}.")
@@ -108,7 +127,7 @@ def test_a_chat_goes_on_after_more_answers_in_its_history_than_a_post_may_give(h
     home.client.send("Thanks.")
     home.client.send("Bye.")
 
-    assert (home.client.status, len(home.ran)) == ("ready", 300)
+    assert (home.client.status, len(home.ran)) == ("ready", 20)
 
 
 def test_more_answers_at_once_than_a_post_may_give_are_refused_and_decide_nothing(
