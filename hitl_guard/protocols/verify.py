@@ -30,6 +30,9 @@ from .claims import Claim
 from .echo import alike
 from .void import Void, void
 
+MAX_EDITS = 20
+"""Edits of one call, one after another, that are followed from the first request to the one that counts."""
+
 MAX_STATED = 100
 """Statements of one live call in a body; each is compared with what was approved."""
 
@@ -236,10 +239,15 @@ def _edited(desk: Desk, record: Record) -> Record | None:
     """Return the request in whose place an approver's edit put a superseded one: the client knows the first alone."""
     if record.state != "superseded":
         return None
-    newest = desk.read(record.row.tenant, identity=record.row.identity).record
-    if newest is None or newest.original == newest.envelope.fingerprint or newest.original != record.original:
-        return None
-    return newest
+    newest = found = desk.read(record.row.tenant, identity=record.row.identity).record
+    for _ in range(MAX_EDITS):
+        before = None if found is None else found.envelope.supersedes
+        if before is None:
+            return None  # asked anew since: that is another request
+        if before[0] == record.row.id:
+            return newest
+        found = desk.read(record.row.tenant, request_id=before[0]).record
+    return None
 
 
 def _check_state(claim: Claim, record: Record) -> None:

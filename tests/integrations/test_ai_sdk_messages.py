@@ -96,7 +96,8 @@ def test_an_approval_of_another_format_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("limit", "given_"), [
-    ("MAX_MESSAGES", body(USER, USER, USER)), ("MAX_PARTS", body(USER, assistant(PENDING, PENDING))),
+    ("MAX_MESSAGES", body(USER, USER, USER)), ("MAX_PARTS", body(USER, assistant(PENDING, PENDING, PENDING))),
+    ("MAX_WAITING", body(USER, assistant(PENDING, PENDING, PENDING))),
     ("MAX_CLAIMS", body(USER, assistant(ANSWERED, ANSWERED | {"toolCallId": "c2"}, ANSWERED | {"toolCallId": "c3"}))),
 ])
 def test_at69_a_post_has_its_limits(monkeypatch: pytest.MonkeyPatch, limit: str, given_: Any) -> None:

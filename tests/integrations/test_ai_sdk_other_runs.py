@@ -189,3 +189,183 @@ def test_what_a_tool_asks_is_no_approval_whatever_it_looks_like(
     home.store.close()
 
 
+
+
+# -- answers in earlier messages, edits, equal ids: nobody honest is refused, and nothing is hidden --------------------
+
+
+def write_on(home: House, request_id: str, approved: bool) -> None:
+    """Answer a request and, at once, write a new message."""
+    messages = home.client.messages
+    for part in (part for message in messages for part in message["parts"]):
+        if (part.get("approval") or {}).get("id") == request_id:
+            part["state"], part["approval"]["approved"] = "approval-responded", approved
+    home.client.set_messages(messages)
+    home.client.send("And now?")
+
+
+def assert_alive(home: House) -> None:
+    """The chat goes on, and every request that waits is shown in it."""
+    hidden = [request.id for request in home.pending() if not shown(home, request.id)]
+    home.client.send("Again.")
+    assert (hidden, home.client.error, home.client.status) == ([], None, "ready")
+
+
+@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("yes", [True, False])
+@pytest.mark.parametrize("clicks", [True, False])
+def test_an_old_answer_moves_no_later_call_of_the_same_id(
+    house: Callable[..., House], memory: bool, yes: bool, clicks: bool
+) -> None:
+    later = [("c1", "deleteFile", {"n": 666}), ("c2", "pay", {"n": 2})]
+    home = house(OWN, [("c1", "pay", {"n": 1})], "A", "B", later, *["ok"] * 5, memory=memory)
+    home.client.send("go")
+    write_on(home, home.pending()[0].id, yes)
+    home.client.send("third")
+    deletion, paying = home.client.tool_parts
+    assert (deletion["type"], paying["type"]) == ("tool-deleteFile", "tool-pay")
+
+    if clicks:
+        home.client.approve(paying["approval"]["id"])
+    home.client.proceed()
+
+    assert shown(home, deletion["approval"]["id"]) == ["approval-requested"]
+    assert home.guard.get(deletion["approval"]["id"]).state == "pending"
+    assert_alive(home)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_an_answer_that_was_not_taken_moves_no_later_call_of_the_same_id(
+    house: Callable[..., House], memory: bool
+) -> None:
+    later = [("c1", "deleteFile", {"n": 666}), ("c2", "pay", {"n": 2})]
+    home = house(chats.FOUR_EYES, [("c1", "pay", {"n": 1})], later, *["ok"] * 5, memory=memory)
+    home.client.send("go")
+    write_on(home, home.pending()[0].id, True)
+
+    home.client.approve(home.client.tool_parts[-1]["approval"]["id"])
+    home.client.proceed()
+
+    assert home.ran == []
+    assert_alive(home)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_two_edits_of_one_call_with_a_late_no_between_are_two_requests(
+    house: Callable[..., House], memory: bool
+) -> None:
+    home = house(EDIT, [("c1", "pay", {"n": 1})], *["ok"] * 6, memory=memory)
+    home.client.send("go")
+    (first,) = home.pending()
+    home.decide(first, arguments={"n": 9}, channel="inbox")
+    write_on(home, first.id, False)
+    assert home.ran == []
+
+    for request in home.pending():
+        home.decide(request, arguments={"n": 5}, channel="inbox")
+        home.client.approve(request.id)
+
+    assert_alive(home)
+    assert {given["n"] for _, given in home.ran} <= {5}
+
+
+@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("yes", [True, False])
+def test_the_end_of_a_decided_call_takes_no_ended_part_of_another_run(
+    house: Callable[..., House], memory: bool, yes: bool
+) -> None:
+    turns = [[("c1", "deleteFile", {"n": 0})], [("c1", "look", {"n": 1}), ("c2", "pay", {"n": 2})]]
+    home = house(OWN, *turns, *["ok"] * 6, memory=memory)
+    home.client.send("one")
+    (deletion,) = home.pending()
+    home.client.send("two")
+    (paying,) = [request for request in home.pending() if request.tool == "pay"]
+    home.decide(deletion, yes, channel="inbox")
+
+    home.client.approve(paying.id)
+
+    parts = [part for message in home.client.messages for part in message["parts"]]
+    ends = [part["state"] for part in parts if part["type"] == "tool-deleteFile"]
+    assert ends == ["approval-requested", "output-available" if yes else "output-denied"]
+    assert len([part for part in parts if part["type"] == "tool-look"]) == 1
+    assert_alive(home)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_what_the_client_has_with_its_end_is_told_once(house: Callable[..., House], memory: bool) -> None:
+    home = house(OWN, [("c1", "pay", {"n": 1}), ("c2", "deleteFile", {"n": 2})], *["ok"] * 4, memory=memory)
+    home.client.send("go")
+    home.client.approve(home.client.tool_parts[0]["approval"]["id"])
+    home.client.proceed()
+    home.decide(home.pending()[0], channel="inbox")
+
+    home.client.send("And now?")
+
+    parts = [part for message in home.client.messages for part in message["parts"]]
+    assert [part["input"]["n"] for part in parts if part.get("state") == "output-available"] == [1, 2]
+    calls = [call for one in home.model.calls[-1] for call in one.get("tool_calls") or ()]
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("edited", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_that_ends_closes_no_sub_agents_call_of_another_run(
+    serve: Callable[..., str], open_chat: Callable[..., Any], first: bool, edited: bool
+) -> None:
+    home = House(serve, open_chat, EDIT + b"  - {id: sub, tools: [agent-helper], effect: allow}\n", "x")
+    inner = ScriptedModel([("i1", "pay", {"n": 1})], *["sub done"] * 4)
+    helper = Agent("helper", model=inner, tools=[Tool("pay", execute=home._tool("pay"))], guard=home.guard)
+    model = ScriptedModel([("a1", "deleteFile", {})], [("d1", "agent-helper", {"prompt": "go"})], *["ok"] * 8)
+    deletion = Tool("deleteFile", execute=home._tool("deleteFile"))
+    boss = Agent("bot", model=model, agents=[helper], tools=[deletion], guard=home.guard, memory=True)
+    home.client = open_chat(f"{serve(Starlette(routes=Chat(boss, authenticate=chats._who).routes()))}/api/chat")
+    home.client.send("one")
+    (outer,) = home.pending()
+    home.client.send("two")
+    (inner_one,) = [request for request in home.pending() if request.tool == "pay"]
+    if first:
+        home.decide(outer, False, channel="inbox")
+    if edited:
+        home.decide(inner_one, arguments={"n": 5}, channel="inbox")
+        home.client.deny(inner_one.id)
+    else:
+        home.decide(inner_one, False, channel="inbox")
+        home.client.approve(inner_one.id)
+
+    assert home.ran == []
+    assert_alive(home)
+    home.store.close()
+
+
+UNSENDABLE = [{"n": 1, "__proto__": 1}, {"constructor": {"prototype": 1}}]
+
+
+@pytest.mark.parametrize("arguments", UNSENDABLE, ids=["proto", "constructor"])
+@pytest.mark.parametrize("yes", [True, False])
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("edited", [True, False])
+def test_a_call_whose_arguments_no_browser_takes_ends_no_chat(
+    house: Callable[..., House], arguments: dict[str, Any], yes: bool, writes: bool, edited: bool
+) -> None:
+    home = house(EDIT, [("c1", "pay", {"n": 7} if edited else arguments)], *["ok"] * 5)
+    home.client.send("go")
+    (request,) = home.pending()
+    home.decide(request, yes, channel="inbox", **({"arguments": arguments} if edited and yes else {}))
+
+    if writes:
+        home.client.send("Well?")
+    else:
+        home.client.proceed()
+
+    assert home.ran == ([("pay", arguments)] if yes else [])
+    assert_alive(home)
+    assert_alive(home)
+
+
+def test_a_free_call_whose_arguments_no_browser_takes_ends_no_chat(house: Callable[..., House]) -> None:
+    home = house(OWN, [("c1", "look", {"a": {"__proto__": 1}})], *["ok"] * 4)
+
+    home.client.send("go")
+
+    assert len(home.ran) == 1
+    assert_alive(home)

@@ -32,13 +32,15 @@ class Told:
     """What one live answer came to.
 
     Attributes:
-        call_id: The tool call, as the client knows it. approved: The answer.
+        call_id: The tool call, as the client knows it. approval_id: The request that it names.
+        approved: The answer.
         request: The request as it is now (after an edit the one with the edited arguments); None where it counts no
             more, because its key is gone or a restore ended it.
         run_id: Its run. note: For the person who answered: why it still waits, or why it counts no more; else None.
     """
 
     call_id: str
+    approval_id: str | None
     approved: bool
     request: ApprovalRequest | None
     run_id: str | None
@@ -76,11 +78,15 @@ def taken(
     read = [(claim, answers.read(claim)) for claim in post.claims]
     with answers.audited():
         live = _once([answer for claim, answer in read if claim.outcome == "none"])
-    shown = {part.get("toolCallId") for part in post.known}
-    live = [answer for answer in live if answer.claim.call_id in shown or not _is_over(answer)]
+    shown = post.shown
+    live = [answer for answer in live if _place(answer.claim) in shown or not _is_over(answer)]
     if len(live) > MAX_LIVE:
         raise CanonicalizationError("There are too many answers at once.", code="too-large", detail="post")
     return [answers.told(answer.claim) for answer in live]
+
+
+def _place(claim: Claim) -> tuple[str | None, str | None]:
+    return claim.call_id, claim.request_id
 
 
 def _is_over(answer: Posted | Void) -> bool:
@@ -143,7 +149,8 @@ class _Answers:
         answer = self.read(claim)
         for _ in range(ROUNDS):
             if isinstance(answer, Void):
-                return Told(claim.call_id or "", claim.approved, None, None, RESTORED if answer.restored else KEY_GONE)
+                note = RESTORED if answer.restored else KEY_GONE
+                return Told(claim.call_id or "", claim.request_id, claim.approved, None, None, note)
             if answer.record.state == "pending" and answer.record is not answer.named:
                 return self._as_it_is(answer, CHANGED)
             refusal = self._act(answer)
@@ -179,7 +186,7 @@ class _Answers:
         with self.audited(claim):
             request = self.guard.get(record.row.id, tenant=self.chat.user.tenant)
         return Told(
-            claim.call_id or "", claim.approved, request, record.envelope.scope.run,
+            claim.call_id or "", claim.request_id, claim.approved, request, record.envelope.scope.run,
             note if request.state == "pending" else None,
         )
 

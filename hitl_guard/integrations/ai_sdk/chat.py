@@ -237,8 +237,8 @@ class Chat:
                 lambda: taken(self._guard, chat, post, owns=chat.owns, call_id_of=call_id_of), must_end=True
             )
         # What is answered in an earlier message belongs to a part that the client moves no more.
-        known = {part.get("toolCallId") for part in post.known}
-        plan.told = [one for one in plan.told if one.call_id in known]
+        shown = post.shown
+        plan.told = [one for one in plan.told if (one.call_id, one.approval_id) in shown]
         ready = [*await self.loop.ready(chat)]
         # A run that waits for something else, too, tells what has ended in it meanwhile.
         over = [one.run_id for one in plan.told if one.run_id is not None and not one.waits]
@@ -250,9 +250,12 @@ class Chat:
         if continues or post.regenerates or any(one.is_done for one in plan.told):
             kept = await stored(self.loop, chat)
         plan.results = results(kept)
-        plan.new = asked_again(self.loop, post.new, kept) if post.regenerates else post.new
+        if post.regenerates:
+            plan.new = await offload(lambda: asked_again(self.loop, post.new, kept))
+        else:
+            plan.new = post.new
         if continues and not plan.new:
-            plan.new = ran_there(told_results(post.known), kept)
+            plan.new = await offload(lambda: ran_there(told_results(post.known), kept))
         return plan
 
     async def _chunks(self, plan: _Plan) -> AsyncIterator[dict[str, Any]]:
@@ -264,10 +267,10 @@ class Chat:
         after: list[Event] = []
         if post.message_id is None:
             # Above a new message of the user nothing can be told any more: what came of it is told below.
-            held = await offload(lambda: post.held)
+            held, ended = await offload(lambda: (post.held, post.ended))
             for events in earlier:
                 drained = await _drained(events)
-                before += filter(tells, drained)
+                before += [event for event in drained if tells(event, ended)]
                 after += [event for event in drained if asks(event, held)]
         else:
             await self._told_apart(stream, plan)
@@ -290,7 +293,7 @@ class Chat:
 
     async def _told_apart(self, stream: UIMessageStream, plan: _Plan) -> None:
         """Note of which run each waiting part is: another run of the chat may have a call of the same id."""
-        if not plan.goes_on:
+        if not plan.goes_on and plan.post.resume is None:
             return
         read = request_of(self._guard, tenant=plan.chat.user.tenant)
         for part, approval_id in stream.waiting().items():

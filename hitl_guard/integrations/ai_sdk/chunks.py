@@ -125,6 +125,8 @@ class UIMessageStream(MessageChunks):
         """
         id_ = self._place(request, call_id)
         part = self._parts.get(id_) or Part(request.tool, request.arguments, dynamic, shown=False, ours=True)
+        if part.ended and part.approval_id != request.id:
+            return self._for_the_inbox(id_, part, request, "its place in this message is taken")
         if part.ended or (part.waiting and part.approval_id == request.id):
             return []
         self._parts[id_] = part
@@ -156,8 +158,10 @@ class UIMessageStream(MessageChunks):
             part = self._parts[id_] = Part(request.tool, request.arguments, False, shown=False, ours=True)
         if part.ended:
             return []
-        showing, over = self._showing(id_, part, request, quiet=True), self._over(request)
-        approved, reason, automatic = decided(request)
+        over, (approved, reason, automatic) = self._over(request), decided(request)
+        if obstacle(request.arguments) is not None:
+            return [*over, *self._as_text(id_, part, request, approved=approved is True)]
+        showing = self._showing(id_, part, request, quiet=True)
         if showing is None and part.shown and approved:
             return [*over, *self._beside(id_, part, request)]
         chunks = [*(showing or []), *over]
@@ -301,6 +305,17 @@ class UIMessageStream(MessageChunks):
             return None
         part.name, part.input = request.tool, arguments
         return self._shown(id_, part, quiet=quiet) if sent else None
+
+    def _as_text(self, id_: str, part: Part, request: ApprovalRequest, *, approved: bool) -> list[Chunk]:
+        """Prepare a call for its end whose arguments go out as text: without its approval.
+
+        The client would send that back with the text, and it would be refused for ever.
+        """
+        if not part.shown:
+            part.name, part.input = request.tool, request.arguments
+            return []
+        same = part.name == request.tool and alike(request.arguments, part.input)
+        return self._beside(id_, part, request) if approved and not same else []
 
     def _beside(self, id_: str, part: Part, request: ApprovalRequest) -> list[Chunk]:
         """Show a call that was approved with arguments that its part cannot show any more as another part.

@@ -69,13 +69,16 @@ def ran_there(told: Sequence[tuple[str, str | None]], kept: Sequence[Message]) -
     if turn is None:
         return []
     answered = Counter(one.get("tool_call_id") for one in kept[turn + 1 :])
-    left, found = [*told], []
+    left: dict[str, list[str | None]] = {}
+    for id_, result in told:
+        left.setdefault(named_call(id_), []).append(result)
+    found = []
     for call_id in [call["id"] for call in reversed(kept[turn]["tool_calls"])]:
         if answered[call_id]:
             answered[call_id] -= 1
             continue
-        places = [place for place, (id_, _) in enumerate(left) if named_call(id_) == well_formed(call_id)]
-        _, result = left.pop(places[-1]) if places else ("", None)
+        results_ = left.get(well_formed(call_id))
+        result = results_.pop() if results_ else None
         if result is not None:
             found.append({"content": result, "role": "tool", "tool_call_id": call_id})
     return found[::-1]

@@ -17,8 +17,10 @@ from contextlib import aclosing
 from typing import Any
 
 from ...agent.events import Event
+from ...agent.shapes import well_formed
 from ...asgi.logs import failed, refused
 from ...errors import AgentError, ConfigurationError, InvalidApprovalError
+from ...lifecycle.refusals import DEFAULT_DENIAL
 from ...models import ApprovalRequest, Scope
 from ...protocols.ui_messages import AUTOMATIC
 from .chunks import Chunk, UIMessageStream
@@ -75,9 +77,19 @@ def asks(event: Event, held: Container[str] = ()) -> bool:
     return waits or payload.get("clientSide") is True
 
 
-def tells(event: Event) -> bool:
-    """Whether an event of a run that nobody read says what came of it: how a call ended, what the model said."""
-    return event["type"] in _TOLD_LATER
+def tells(event: Event, ended: Container[tuple[str, str, str | None]] = ()) -> bool:
+    """Whether an event of a run that nobody read says what came of it: how a call ended, what the model said.
+
+    Args:
+        ended: What the client has (see `messages.Post.ended`): a run tells some ends twice.
+    """
+    kind, payload = event["type"], event["payload"]
+    if kind not in _ENDS:
+        return kind in _TOLD_LATER
+    named = payload["toolCallId"], payload.get("occurrence", 0)
+    allowed = (payload.get("approval") or {}).get("approvalId")
+    ids = part_id(*named), repeated_id(*named, event["run_id"])
+    return not any((id_, well_formed(payload["toolName"]), allowed) in ended for id_ in ids)
 
 
 def parts_told(events: Iterable[Event]) -> list[dict[str, Any]]:
@@ -219,7 +231,7 @@ class _Telling:
         if inner:
             return part_id(call_id, occurrence, run_id)
         plain, second = part_id(call_id, occurrence), repeated_id(call_id, occurrence, run_id)
-        new, open_ = kind == "tool-call", kind in _WAITING or kind == "finish"
+        new, open_ = kind == "tool-call", kind in _WAITING or kind in ("finish", "tool-call-resumed")
         decided = (payload.get("approval") or {}).get("approvalId") if kind in _ENDS else None
         own = not self._stream.named(second) and self._stream.takes(
             plain, run_id, new=new, open_=open_, approval_id=decided
@@ -299,6 +311,9 @@ class _Telling:
             return [*chunks, *stream.output(id_, payload["result"])]
         if kind == "tool-error":
             return [*chunks, *stream.output_error(id_, self._error_text(payload["error"]))]
+        if stream.approval_of(id_) is None and not str(approval.get("approvalId") or AUTOMATIC).startswith(AUTOMATIC):
+            # Its arguments cannot be shown as they are: so it has no approval that the client could send back.
+            return [*chunks, *stream.output_error(id_, str(approval.get("reason") or DEFAULT_DENIAL))]
         if stream.approval_of(id_) is None:
             reason = approval.get("reason")
             chunks += stream.automatic(id_, f"{AUTOMATIC}{id_}", approved=False, reason=reason)
@@ -332,11 +347,20 @@ class _Telling:
         for id_ in sorted(calls, key=lambda id_: not stream.knows(id_)):
             chunks += stream.runs_now(id_, calls[id_]["toolName"], calls[id_]["args"])
         for id_ in stream.open_inside():
-            if not await self._is_open(stream.approval_of(id_)):
-                chunks += stream.output_error(id_, _OVER)
+            chunks += await self._over_inside(root, id_)
         return chunks
 
-    async def _is_open(self, approval_id: str | None) -> bool:
-        """Whether a call can run still, or runs; another run of the chat may have asked in this message."""
-        request = None if approval_id is None else await self._request_of(approval_id)
-        return request is not None and request.state in ("pending", "approved", "executing")
+    async def _over_inside(self, root: str, id_: str) -> list[Chunk]:
+        """End a call that a sub-agent of this run left; nothing where it can run still, or is another run's."""
+        approval_id = self._stream.approval_of(id_)
+        if approval_id is None:
+            return self._stream.output_error(id_, _OVER)  # nobody was asked for it
+        request = await self._request_of(approval_id)
+        if request is None or not request.run_id.startswith(f"{root}."):
+            return []
+        if request.state in ("pending", "approved", "executing"):
+            return []
+        decided = self._stream.decision(request, call_id=id_)
+        if request.state == "denied":
+            return [*decided, *self._stream.denied(id_)]
+        return [*decided, *self._stream.output_error(id_, _OVER)]

@@ -30,6 +30,9 @@ MAX_PARTS = 20_000
 MAX_LIVE = 200
 """Answers in one post to requests that wait still, or of which the client does not know what came of them."""
 
+MAX_WAITING = 1_000
+"""Calls that wait in the message that goes on; each is a look into the store."""
+
 MAX_CLAIMS = 10_000
 """Answered approvals in one post, old ones included; each is a look into the store."""
 
@@ -106,6 +109,17 @@ class Post:
         return found
 
     @property
+    def shown(self) -> set[tuple[str, str]]:
+        """The tool calls of the message that this continues, each with the request that is shown for it."""
+        return {(part["toolCallId"], asked) for part in self.known if (asked := _asked(part)) is not None}
+
+    @property
+    def ended(self) -> set[tuple[str, str, str | None]]:
+        """The calls that the client has with their end, wherever: call id, tool, and the request that allowed it."""
+        parts = (part for message in self.messages for part in message["parts"])
+        return {(part["toolCallId"], _tool(part), _asked(part)) for part in parts if _is_ended(part)}
+
+    @property
     def new(self) -> list[dict[str, Any]]:
         """What was said since the assistant's last message, in the chat format: what a stored conversation lacks."""
         last = max((place for place, one in enumerate(self.messages) if one["role"] == "assistant"), default=-1)
@@ -132,11 +146,17 @@ def read_post(body: Any) -> Post:
         raise CanonicalizationError("There are too many messages: begin a new chat.", code="too-large", detail="post")
     for message in messages:
         _check_message(message)
+    continued = _continued(body, messages)
+    waiting = [] if continued is None else [
+        part for part in continued["parts"] if _asked(part) is not None and not _is_ended(part)
+    ]
+    if len(waiting) > MAX_WAITING:
+        raise CanonicalizationError("Too many calls wait in one message.", code="too-large", detail="post")
     claims, _ = claims_in({"messages": [_looked_at(message) for message in messages]}, most=MAX_CLAIMS)
     if any(claim.format != FORMAT for claim in claims):
         _no("an approval in it is of another format")
     return Post(
-        chat, tuple(messages), _continued(body, messages), tuple(claims), _resume(body),
+        chat, tuple(messages), continued, tuple(claims), _resume(body),
         regenerates=trigger == "regenerate-message",
     )
 
@@ -162,6 +182,13 @@ def _check_message(message: Any) -> None:
         raise CanonicalizationError("A message has too many parts.", code="too-large", detail="post")
     if message["role"] == "user" and any("approval" in part or "toolCallId" in part for part in parts):
         _no("a message of the user has no tool parts")
+
+
+def _asked(part: Mapping[str, Any]) -> str | None:
+    """Return the id of the request that a tool part shows, or None."""
+    approval = part.get("approval")
+    named = approval.get("id") if type(approval) is dict else None
+    return named if type(named) is str and type(part.get("toolCallId")) is str else None
 
 
 def _looked_at(message: Mapping[str, Any]) -> dict[str, Any]:
