@@ -241,13 +241,18 @@ def _edited(desk: Desk, record: Record) -> Record | None:
         return None
     newest = found = desk.read(record.row.tenant, identity=record.row.identity).record
     for _ in range(MAX_EDITS):
-        before = None if found is None else found.envelope.supersedes
+        before = None if found is None or not _is_edit_of(found, record) else found.envelope.supersedes
         if before is None:
-            return None  # asked anew since: that is another request
+            return None  # asked anew since, or under another policy: that is another request
         if before[0] == record.row.id:
             return newest
         found = desk.read(record.row.tenant, request_id=before[0]).record
     return None
+
+
+def _is_edit_of(record: Record, first: Record) -> bool:
+    """Whether an approver changed the arguments of a call that was first asked for as ``first`` was."""
+    return record.original != record.envelope.fingerprint and record.original == first.original
 
 
 def _check_state(claim: Claim, record: Record) -> None:
