@@ -203,6 +203,17 @@ class Keyring:
             raise KeyUnavailableError(failure[0], detail=failure[1])
         return self._ring
 
+    def look(self) -> bool:
+        """Look at the key file at once; return whether the keys changed. (Without a file they never do.)
+
+        For a key id that is unknown here and stands in a record of the store: another process may have it since.
+        """
+        if self._path is None:
+            return False
+        before, self._next_look = self._generation, 0
+        self._refresh(self._path)
+        return self._generation != before
+
     def _refresh(self, path: str) -> None:
         """Look at the file. Its content is compared, since time stamps are too coarse to show every change."""
         with self._lock:

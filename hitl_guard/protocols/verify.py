@@ -18,6 +18,7 @@ from ..errors import (
     ConsumedError,
     InvalidApprovalError,
     InvalidSignatureError,
+    KeyUnknownError,
     RefusedError,
     ScopeMismatchError,
 )
@@ -165,11 +166,16 @@ def posted(
         if claim.call_id != call_id_of(scope):
             raise ScopeMismatchError("The approval is for another tool call; ask for this one.")
 
+    place = Scope(principal.tenant, principal.id, "", claim.call_id, 0)
     try:
-        reading, named = _read(desk, claim, Scope(principal.tenant, principal.id, "", claim.call_id, 0))  # 1-4
+        reading, named = _read(desk, claim, place)  # 1-4
         record = _edited(desk, named) or named
     except RefusedError as error:
-        return void(desk, claim, error, tenant=principal.tenant, check_place=check_place)
+        gone = void(desk, claim, error, tenant=principal.tenant, check_place=check_place)
+        if not (isinstance(error, KeyUnknownError) and desk.signer.keyring.look()):
+            return gone
+        reading, named = _read(desk, claim, place)  # the key was new
+        record = _edited(desk, named) or named
     _compare(desk, claim, None, reading, (record, named), check_place, decided=claim.outcome != "none")
     return Posted(claim, named, record)
 

@@ -460,3 +460,20 @@ def test_a_refresh_interval_that_is_no_number_of_seconds_is_refused(refresh: Any
         Keyring.from_file(tmp_path / "ring.json", refresh_s=refresh)
 
     assert caught.value.detail == "refresh"
+
+
+def test_a_look_at_the_key_file_finds_a_new_key_before_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    first, second = entry(1), entry(2)
+    write(path, ring(first))
+    keyring = Keyring.from_file(path, refresh_s=3600)
+
+    assert not keyring.look()
+    write(path, ring(first, second))
+    assert [one.id for one in keyring.keys] == ["k1"]
+    assert keyring.look()
+    assert [one.id for one in keyring.keys] == ["k1", "k2"]
+
+
+def test_a_key_ring_without_a_file_has_nothing_to_look_at() -> None:
+    assert not Keyring([key()]).look()

@@ -97,19 +97,22 @@ def _is_over(answer: Posted | Void) -> bool:
 def _once(live: Sequence[Posted | Void]) -> list[Posted | Void]:
     """Return each answer once. The same one may stand in a history twice; two that differ are none.
 
-    After an edit two ids name one request, so it counts which request is answered, not by which id. The answer to what
-    is asked now comes first: the one to what was asked before decides nothing.
+    After an edit two ids name one request. No honest client answers both in one message; in two messages they are two
+    answers, one after the other. The answer to what is asked now comes first: the one to what was asked before decides
+    nothing.
 
     Raises:
         InvalidApprovalError: one request is answered in two ways (``detail`` repeated).
     """
-    said: dict[str | None, bool] = {}
+    said: dict[tuple[str | None, str], bool] = {}
     once: dict[str | None, Posted | Void] = {}
     for answer in live:
         claim = answer.claim
         record_id = answer.record.row.id if isinstance(answer, Posted) else claim.request_id
-        if said.setdefault(record_id, claim.approved) is not claim.approved:
-            raise InvalidApprovalError("One approval is answered twice.", detail="repeated")
+        message = "/".join(claim.path.split("/")[:3])
+        for key in ((claim.request_id, ""), (record_id, message)):
+            if said.setdefault(key, claim.approved) is not claim.approved:
+                raise InvalidApprovalError("One approval is answered twice.", detail="repeated")
         once.setdefault(claim.request_id, answer)
     return sorted(once.values(), key=lambda answer: isinstance(answer, Posted) and answer.record is not answer.named)
 

@@ -261,14 +261,15 @@ class Chat:
     async def _chunks(self, plan: _Plan) -> AsyncIterator[dict[str, Any]]:
         post = plan.post
         stream = UIMessageStream(known=post.known)
-        resumed = [] if post.resume is None else [self.loop.answer(plan.chat, *post.resume)]
-        earlier = [*resumed, *(self.loop.go_on(plan.chat, run_id) for run_id in plan.goes_on)]
+        stream.fails_last = True  # one run that cannot go on must not silence the others
+        resumed = [] if post.resume is None else [(post.resume[0], self.loop.answer(plan.chat, *post.resume))]
+        earlier = [*resumed, *((run_id, self.loop.go_on(plan.chat, run_id)) for run_id in plan.goes_on)]
         before: list[Event] = []
         after: list[Event] = []
         if post.message_id is None:
             # Above a new message of the user nothing can be told any more: what came of it is told below.
             held, ended = await offload(lambda: (post.held, post.ended))
-            for events in earlier:
+            for _, events in earlier:
                 drained = await _drained(events)
                 before += [event for event in drained if tells(event, ended)]
                 after += [event for event in drained if asks(event, held)]
@@ -276,11 +277,14 @@ class Chat:
             await self._told_apart(stream, plan)
             for chunk in stream.start(post.message_id):
                 yield chunk
-            for events in earlier:
+            broken: list[str] = []
+            for run_id, events in earlier:
+                before_it = stream.failures
                 async with aclosing(self._told(stream, events, plan)) as told:
                     async for chunk in told:
                         yield chunk
-            for chunk in self._left(stream, plan):
+                broken += [run_id] if stream.failures > before_it else []
+            for chunk in self._left(stream, plan, broken):
                 yield chunk
         if plan.begins:
             said = await offload(lambda: _said(post, before))
@@ -313,14 +317,18 @@ class Chat:
                 yield chunk
 
     @staticmethod
-    def _left(stream: UIMessageStream, plan: _Plan) -> list[dict[str, Any]]:
-        """Return what moves every answered part on that its run has not moved: no answer is met with silence."""
+    def _left(stream: UIMessageStream, plan: _Plan, broken: Sequence[str]) -> list[dict[str, Any]]:
+        """Return what moves every answered part on that its run has not moved: no answer is met with silence.
+
+        Args:
+            broken: Runs that failed here. Of their calls the error is told: they may go on later.
+        """
         chunks: list[dict[str, Any]] = []
         for one in plan.told:
-            if stream.moved(one.call_id):
+            if stream.moved(one.call_id) or any(f"{one.run_id}.".startswith(f"{run}.") for run in broken):
                 continue
             if one.request is None:
-                chunks += stream.output_error(one.call_id, one.note or KEY_GONE)
+                chunks += stream.void(one.call_id, one.note or KEY_GONE)
             elif one.waits:
                 chunks += stream.approval(one.request, call_id=one.call_id, note=one.note)
             else:

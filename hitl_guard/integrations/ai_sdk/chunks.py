@@ -197,6 +197,17 @@ class UIMessageStream(MessageChunks):
         """Tell that a call failed, or was over without a decision. ``text`` is shown: no secrets, no details."""
         return self._told(call_id, {"type": "tool-output-error", "errorText": well_formed(text)})
 
+    def void(self, call_id: str, text: str) -> list[Chunk]:
+        """Tell that a request counts no more, and take back what the client holds of an answer to it.
+
+        It may count again for another process, and would then contradict that answer.
+        """
+        id_, part = self._known(call_id)
+        taken: list[Chunk] = []
+        if not part.ended and type(part.approval_id) is str and part.approved is not None:
+            taken = self._asked(part, part.approval_id, {"approvalId": part.approval_id, "toolCallId": id_})
+        return [*taken, *self.output_error(call_id, text)]
+
     def denied(self, call_id: str) -> list[Chunk]:
         """Tell that a call was denied; why stands in its approval (`decision`, `automatic`)."""
         return self._told(call_id, {"type": "tool-output-denied"})

@@ -172,7 +172,7 @@ async def chunks_of(
         if isinstance(error, AgentError) and error.code == "run-busy":
             return  # another process is at it: what becomes of the call is told by its state
         failed("A run of a chat failed", error)
-        for chunk in stream.error(RUN_FAILED):
+        for chunk in stream.fail(RUN_FAILED):
             yield chunk
         return
     stream.reason = "tool-calls" if left else telling.reason
@@ -259,7 +259,7 @@ class _Telling:
             return self._resumed(id_, root, payload)
         if kind == "finish":
             return await self._finished(root, payload)
-        return stream.error(RUN_FAILED) if kind == "error" else []
+        return stream.fail(RUN_FAILED) if kind == "error" else []
 
     def _shown(self, id_: str, payload: Mapping[str, Any], *, quiet: bool) -> list[Chunk]:
         if self._stream.knows(id_):

@@ -29,10 +29,13 @@ class MessageChunks:
 
     Attributes:
         reason: With which finish reason `end` ends the message.
+        fails_last: Whether `fail` lets the message go on, and `end` ends it with the error. failures: How often it did.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = "stop"
+        self.fails_last, self.failures = False, 0
+        self._failure: str | None = None
         self._started = self._ended = self._step = False
         self._open: tuple[str, str] | None = None
         self._newest: dict[str, str] = {}
@@ -76,8 +79,15 @@ class MessageChunks:
         return self._last({"type": "finish", "finishReason": finish_reason(reason)})
 
     def end(self) -> list[Chunk]:
-        """End the message with `reason`, unless it has ended."""
-        return self.finish(self.reason)
+        """End the message with `reason`, or with the error of a run that failed, unless it has ended."""
+        return self.finish(self.reason) if self._failure is None else self.error(self._failure)
+
+    def fail(self, text: str) -> list[Chunk]:
+        """Note that a run failed: end the stream with an error, now or (`fails_last`) when the message ends."""
+        if not self.fails_last:
+            return self.error(text)
+        self._failure, self.failures = text, self.failures + 1
+        return self._closed()
 
     def error(self, text: str = STREAM_FAILED) -> list[Chunk]:
         """End the stream with an error, and the client's chat with it. ``text`` is shown: no secrets, no details."""
