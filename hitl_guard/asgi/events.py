@@ -175,7 +175,9 @@ class Hub:
         yield self._beat()
         while True:
             try:
-                note = await asyncio.wait_for(stream.queue.get(), self.pace.beat_ms / 1000)
+                # Not wait_for: before Python 3.12 it loses the cancellation that meets a note, and the stream stays.
+                async with asyncio.timeout(self.pace.beat_ms / 1000):
+                    note = await stream.queue.get()
             except TimeoutError:
                 yield self._beat()
             else:

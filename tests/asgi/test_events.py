@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -297,6 +297,26 @@ async def test_x10_a_client_that_reads_again_after_its_login_ended_is_told_nothi
 
     # One was on its way when the login ended.
     assert line.queue.qsize() == min(missed, 1)
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_x10_a_stream_ends_with_its_client_though_a_change_comes_at_the_same_moment(
+    open_house: OpenHouse, turns: int
+) -> None:
+    house = open_house(pace=Pace(poll_ms=60_000, beat_ms=60_000))
+    async with listening(house):
+        (stream,) = house.inbox.hub._streams
+        change = asyncio.create_task(_after(turns, lambda: stream.put(Note("default", "r", 1, "request:denied", 1))))
+
+    await change
+    assert house.inbox.hub.open_streams == 0
+
+
+async def _after(turns: int, act: Callable[[], None]) -> None:
+    """Act when the event loop has gone round so often."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    act()
 
 
 async def test_x10_a_stream_sees_with_the_roles_of_now(open_house: OpenHouse, monkeypatch: pytest.MonkeyPatch) -> None:

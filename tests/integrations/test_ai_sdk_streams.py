@@ -123,6 +123,22 @@ async def test_a_response_has_the_headers_and_the_framing_of_the_protocol() -> N
     assert (client.sent[0]["status"], client.sent[-1]["more_body"]) == (200, False)
 
 
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_response_ends_with_its_client_though_a_chunk_comes_at_the_same_moment(turns: int) -> None:
+    source = Source()
+    client = Client(UIMessageStreamResponse(source.chunks()))
+    source.put(START)
+    await client.until("start")
+
+    client.gone.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    source.put(DELTA)
+
+    await client.end()
+    await asyncio.wait_for(source.closed.wait(), 20)
+
+
 async def test_an_idle_stream_shows_that_it_lives() -> None:
     source = Source()
     client = Client(UIMessageStreamResponse(source.chunks(), keep_alive=0.001))
@@ -164,11 +180,13 @@ async def test_a_client_that_goes_away_closes_the_source() -> None:
 @pytest.mark.parametrize("broken", [False, True], ids=["disconnects", "send fails"])
 async def test_a_source_that_is_to_go_on_is_read_to_its_end_without_a_client(broken: bool) -> None:
     source = Source()
-    client = Client(UIMessageStreamResponse(source.chunks(), goes_on=True), broken=broken)
+    response = UIMessageStreamResponse(source.chunks(), goes_on=True)
+    client = Client(response, broken=broken)
     source.put(START)
     if not broken:
         await client.until("start")
         client.gone.set()
+        await eventually(lambda: response._gone)
 
     source.put(DELTA, None)
     text = await client.end()

@@ -106,7 +106,9 @@ class UIMessageStreamResponse(Response):
     async def _pass_on(self, queue: asyncio.Queue[bytes | None], send: Send) -> None:
         while True:
             try:
-                part = await asyncio.wait_for(queue.get(), self._keep_alive)
+                # Not wait_for: before Python 3.12 it loses the cancellation that meets a part, and the response stays.
+                async with asyncio.timeout(self._keep_alive):
+                    part = await queue.get()
             except TimeoutError:
                 await self._put(send, _body(_BEAT))
                 continue
