@@ -11,23 +11,31 @@ STAMP := $(VENV)/.stamp
 # Under CI every database and Node must be there, so only there can every branch be demanded.
 COVERAGE := $(if $(CI),--cov --cov-report=term-missing:skip-covered)
 
-.PHONY: help venv demo serve chat test test-slow coverage lint check bench lock clean
+# Others' agent frameworks, in two environments: some cannot be installed together.
+FRAMEWORKS := .venv-frameworks-a .venv-frameworks-b
+
+.PHONY: help venv demo serve chat test test-frameworks test-slow coverage lint check bench lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## build .venv from requirements.lock
 
+# $(@D) is the environment: made by the newest usable Python under these names.
+define NEW_VENV
+if [ ! -x $(@D)/bin/python ]; then \
+  for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+      "$$python" -m venv $(@D) || { rm -rf $(@D); exit 1; }; break; \
+    fi; \
+  done; \
+fi; \
+[ -x $(@D)/bin/python ] || { echo "Python 3.11 or newer with its venv module is needed: install it, then run make again." >&2; exit 1; }
+endef
+
 # The build backend is in the lock file too, so nothing is fetched without a hash.
 $(STAMP): requirements.lock pyproject.toml
-	@if [ ! -x $(PYTHON) ]; then \
-	  for python in python3 python3.14 python3.13 python3.12 python3.11; do \
-	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	      "$$python" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; break; \
-	    fi; \
-	  done; \
-	fi
-	@[ -x $(PYTHON) ] || { echo "Python 3.11 or newer with its venv module is needed: install it, then run make again." >&2; exit 1; }
+	@$(NEW_VENV)
 	$(PYTHON) -m pip install --quiet --require-hashes -r requirements.lock
 	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
@@ -43,6 +51,20 @@ chat: $(STAMP) ## a useChat page on http://localhost:8090, whose model deletes o
 
 test: $(STAMP) ## run the tests
 	$(PYTHON) -m pytest -n 2 $(COVERAGE)
+
+# Their results make the table in README.md; the last line fails where it says something else.
+test-frameworks: $(FRAMEWORKS:=/.stamp) ## run the tests of the agent frameworks, in two environments of their own
+	rm -rf build/frameworks
+	for folder in $(FRAMEWORKS); do \
+	  $$folder/bin/python -m pytest --confcutdir=tests/frameworks -n 2 tests/frameworks; \
+	done
+	.venv-frameworks-a/bin/python -m tests.frameworks.table
+
+.venv-frameworks-%/.stamp: requirements-frameworks-%.lock pyproject.toml
+	@$(NEW_VENV)
+	$(@D)/bin/python -m pip install --quiet --require-hashes -r $<
+	$(@D)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
 
 test-slow: $(STAMP) ## run the long random comparisons
 	$(PYTHON) -m pytest -m slow
@@ -61,9 +83,13 @@ check: lint test ## everything that must hold before a commit
 bench: $(STAMP) ## print and write the benchmark ratios
 	$(PYTHON) -m benchmarks
 
-lock: $(STAMP) ## write requirements.lock anew, newest versions
-	$(VENV)/bin/uv pip compile pyproject.toml --group dev --all-extras --universal --python-version 3.11 \
-	  --upgrade --generate-hashes --no-emit-index-url --no-config --quiet --custom-compile-command "make lock" -o requirements.lock
+COMPILE = $(VENV)/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --upgrade --generate-hashes \
+  --no-emit-index-url --no-config --quiet --custom-compile-command "make lock"
+
+lock: $(STAMP) ## write the lock files anew, newest versions
+	$(COMPILE) --group dev --all-extras -o requirements.lock
+	$(COMPILE) --group frameworks-a -o requirements-frameworks-a.lock
+	$(COMPILE) --group frameworks-b -o requirements-frameworks-b.lock
 
 clean: ## remove caches and build results, not .venv
 	rm -rf build dist tests/chat/build tests/chat/node_modules .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -214,9 +214,9 @@ class AsyncGuard:
         """See `Guard.wrap`."""
         return self.guard.wrap(execute, pause=pause, effect=effect)
 
-    def sealed(self, function: F, *, name: str | None = None) -> F:
+    def sealed(self, function: F, *, name: str | None = None, injected: Sequence[str] = ()) -> F:
         """See `Guard.sealed`."""
-        return self.guard.sealed(function, name=name)
+        return self.guard.sealed(function, name=name, injected=injected)
 
     def coverage(self, tools: Any) -> Coverage:
         """See `Guard.coverage`."""

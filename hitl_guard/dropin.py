@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, cast, overload
 
-from .errors import ApprovalRequired, ArgsMismatchError, CanonicalizationError, ConfigurationError, RefusedError
+from .errors import ApprovalRequired, CanonicalizationError, ConfigurationError, RefusedError
 from .lifecycle import running
 from .lifecycle.desk import Desk
 from .lifecycle.toolspec import ToolSpec, check_effect, spec_of
@@ -26,6 +26,7 @@ from .permits import (
     prepared_run,
 )
 from .policy.code import ToolPolicy
+from .seals import Seal
 from .selfcheck import Coverage, coverage, selftest
 from .toolcalls import (
     SEALED,
@@ -40,7 +41,7 @@ from .toolcalls import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_CONTEXT: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar("hitl_guard_context", default=None)
+CONTEXT: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar("hitl_guard_context", default=None)
 
 
 class DropIn:
@@ -59,11 +60,11 @@ class DropIn:
         unknown = set(more) - FIELDS
         if unknown:
             raise ConfigurationError(f"Unknown part of the context: {', '.join(sorted(unknown))}.")
-        token = _CONTEXT.set({"user": user, "run_id": run_id, "tenant": tenant, "call_id": call_id, **more})
+        token = CONTEXT.set({"user": user, "run_id": run_id, "tenant": tenant, "call_id": call_id, **more})
         try:
             yield
         finally:
-            _CONTEXT.reset(token)
+            CONTEXT.reset(token)
 
     def run(
         self: Core, call: ToolCall, tool: Callable[..., Any], *, effect: str | None = None,
@@ -137,7 +138,7 @@ class DropIn:
         check_effect(effect or "opaque")
 
         def prepared(name: str, args: Any, context: Mapping[str, Any] | None) -> tuple[ToolCall, dict[str, Any]]:
-            return call_of(name, args, _CONTEXT.get() if context is None else context, retry=pause == "result")
+            return call_of(name, args, CONTEXT.get() if context is None else context, retry=pause == "result")
 
         if running.is_async(execute):
             @functools.wraps(execute)
@@ -185,25 +186,35 @@ class DropIn:
                     result.append(running.run(permit, start, item.spec.effect, self.settle))
         return turn.finish()
 
-    def sealed(self: Core, function: F, *, name: str | None = None) -> F:
+    def sealed(self: Core, function: F, *, name: str | None = None, injected: Sequence[str] = ()) -> F:
         """Return the function sealed: it runs only under a permit of this tool with exactly the signed arguments.
 
-        Frameworks' hooks can change arguments after the guard has seen them; a sealed function notices.
+        Frameworks' hooks can change arguments after the guard has seen them; a sealed function notices. What a
+        framework made of the signed arguments by the function's annotations (a date, a model) is made here too, and
+        compared.
+
+        Args:
+            injected: Parameters that the framework fills in by itself, so that no model and no approver sees them.
+                Those whose type says so (``RunContext``, ``ToolRuntime``, ``Context`` …) are known.
+
+        Raises:
+            ConfigurationError: the function has no such parameter, or none that can be bound by name.
         """
         spec = spec_of(function, name=name)
+        seal = Seal(self._desk, spec, function, injected)
         sealed: Any
 
         if running.is_async(function):
             @functools.wraps(function)
             async def sealed_async(*args: Any, **kwargs: Any) -> Any:
-                check_seal(self._desk, spec, args, kwargs)
+                seal.check(args, kwargs)
                 return await function(*args, **kwargs)
 
             sealed = sealed_async
         else:
             @functools.wraps(function)
             def sealed_sync(*args: Any, **kwargs: Any) -> Any:
-                check_seal(self._desk, spec, args, kwargs)
+                seal.check(args, kwargs)
                 return function(*args, **kwargs)
 
             sealed = sealed_sync
@@ -235,36 +246,9 @@ def register(desk: Desk, spec: ToolSpec) -> None:
     desk.know([spec.name])
 
 
-def check_seal(desk: Desk, spec: ToolSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Compare a sealed function's real arguments with the permit that it was started under.
-
-    Raises:
-        ArgsMismatchError: no permit (``detail`` unguarded), another tool, or other arguments.
-    """
-    permit = running.CURRENT.get()
-    with desk.refusals("call:refused", tenant="" if permit is None else permit.scope.tenant, tool=spec.name):
-        if permit is None or permit.tool != spec.name or not _opened(permit):
-            raise ArgsMismatchError("A sealed tool was called around the guard.", detail="unguarded")
-        registered = desk.tools.get(spec.name)
-        signed = running.arguments_of(permit, None if registered is None else registered.idempotency_argument)
-        try:
-            given, approved = spec.bind(args, kwargs), spec.bind((), signed)
-        except TypeError as error:
-            raise ArgsMismatchError("A sealed tool got arguments that do not fit it.", detail="sealed") from error
-        if desk.canonical_value(given) != desk.canonical_value(approved):
-            raise ArgsMismatchError("A sealed tool got other arguments than the approved ones.", detail="sealed")
-
-
-def _opened(permit: Permit) -> bool:
-    """Open the seal of a permit: True for the first who does."""
-    with permit.lock:
-        first, permit.sealed = not permit.sealed, True
-    return first
-
-
 def _guarded(guard: Core, spec: ToolSpec, function: Callable[..., Any], pause: str, wait: float | None) -> Any:
     def prepared(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[ToolCall, dict[str, Any]]:
-        call, grant = call_of(spec.name, spec.bind(args, kwargs), _CONTEXT.get(), retry=pause == "result")
+        call, grant = call_of(spec.name, spec.bind(args, kwargs), CONTEXT.get(), retry=pause == "result")
         return replace(call, definition=spec.definition), grant
 
     if running.is_async(function):

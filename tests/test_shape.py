@@ -28,8 +28,9 @@ PUBLIC = [
     "code_policy", "current_permit", "errors", "load_policy",
 ]
 FRAMEWORKS = {
-    "alembic", "click", "fastapi", "flask", "jinja2", "langchain_core", "langgraph", "mcp", "openai", "psycopg",
-    "pydantic_ai", "pymysql", "starlette", "uvicorn", "yaml",
+    "agent_framework", "agents", "alembic", "claude_agent_sdk", "click", "fastapi", "fastmcp", "flask", "google.adk",
+    "jinja2", "langchain", "langchain_core", "langgraph", "mcp", "openai", "psycopg", "pydantic_ai", "pymysql",
+    "starlette", "strands", "uvicorn", "yaml",
 }
 SLEEPERS = {"anyio", "asyncio", "time", "trio"}
 MAX_LINES = 400
@@ -115,8 +116,11 @@ def test_the_patterns_find_what_they_are_for(pattern: re.Pattern[str], text: str
     assert pattern.search(text)
 
 
-def test_every_locked_package_has_an_exact_version_and_a_hash() -> None:
-    entries = re.split(r"\n(?=[a-z0-9])", (ROOT / "requirements.lock").read_text("utf-8"))[1:]
+@pytest.mark.parametrize(
+    "lock", ["requirements.lock", "requirements-frameworks-a.lock", "requirements-frameworks-b.lock"]
+)
+def test_every_locked_package_has_an_exact_version_and_a_hash(lock: str) -> None:
+    entries = re.split(r"\n(?=[a-z0-9])", (ROOT / lock).read_text("utf-8"))[1:]
 
     assert len(entries) > 30
     assert [entry for entry in entries if not re.match(r"[\w.-]+==\S+ .*\n    --hash=sha256:[0-9a-f]{64}", entry)] == []
