@@ -66,6 +66,7 @@ class Seal:
         return {name: value for name, value in given.items() if name not in self._injected}
 
     def _same(self, given: dict[str, Any], signed: dict[str, Any]) -> bool:
+        signed = self._by_parameter(signed)
         approved = _bound(self._signed, (), signed)
         try:
             plain = self._desk.canonical_value(given)
@@ -76,6 +77,14 @@ class Seal:
         # The same coercion that the framework applied, and both sides written as JSON again.
         made = {name: self._made(name, value) if name in signed else value for name, value in approved.items()}
         return self._written(given) == self._written(made) and bool(given == made)
+
+    def _by_parameter(self, signed: dict[str, Any]) -> dict[str, Any]:
+        """Return the signed arguments by the function's parameters.
+
+        Some frameworks show a function whose one parameter is a model as a tool that takes the model's members.
+        """
+        names = list(self._signed.parameters)
+        return {names[0]: signed} if len(names) == 1 and signed and names[0] not in signed else signed
 
     def _made(self, name: str, value: Any) -> Any:
         adapter = self._adapters.get(name)

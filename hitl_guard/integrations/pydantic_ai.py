@@ -8,6 +8,7 @@ asked. Tools that run elsewhere (external tools, the provider's own) never come 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +85,8 @@ class _GuardedToolset(WrapperToolset[Any]):
             return await called(name, _validated(tool, permit.arguments, ctx), ctx, tool)
 
         try:
-            arguments = plain(tool_args)
-            if _validated(tool, arguments, ctx) != tool_args:
-                raise CanonicalizationError("The arguments are not what their JSON form says.", detail="lossy")
             call = self.bridge.call(
-                name, arguments, framework=ctx, call_id=ctx.tool_call_id, occurrence=_occurrence(ctx),
+                name, _signed(tool, tool_args, ctx), framework=ctx, call_id=ctx.tool_call_id, occurrence=_occurrence(ctx),
                 run_id=ctx.conversation_id, definition=_definition(tool),
             )
             return await self.bridge.run(call, start)
@@ -98,6 +96,20 @@ class _GuardedToolset(WrapperToolset[Any]):
             raise exceptions.ApprovalRequired({"hitl_guard": request_facts(pause.request)}) from pause
         except Refusal as refusal:
             return self.bridge.told(refusal)
+
+
+def _signed(tool: ToolsetTool[Any], arguments: dict[str, Any], ctx: RunContext[Any]) -> dict[str, Any]:
+    """Return the JSON arguments that stand for validated ones: what hides a part of itself cannot be approved.
+
+    A tool with one parameter, a model, takes the model's members; else the parameters by name.
+    """
+    by_name = plain(arguments)
+    members = next(iter(by_name.values())) if len(by_name) == 1 else None
+    for candidate in (members, by_name):
+        with suppress(CanonicalizationError):
+            if isinstance(candidate, dict) and _validated(tool, candidate, ctx) == arguments:
+                return candidate
+    raise CanonicalizationError("The arguments are not what their JSON form says.", detail="lossy")
 
 
 def _validated(tool: ToolsetTool[Any], arguments: dict[str, Any], ctx: RunContext[Any]) -> Any:

@@ -106,6 +106,19 @@ def test_a_seal_stays_shut_for_what_reads_alike_but_is_something_else(
         run(world, taking(world, hint), signed, lambda: given)
 
 
+def test_a_function_of_one_model_may_be_a_tool_of_its_members(world: World) -> None:
+    def refund(item: Item) -> str:
+        return world.tool(item=item)
+
+    sealed = world.guard.sealed(refund)
+    call, _ = world.grant(world.call(arguments={"sku": "a", "count": 2}))
+    assert world.guard.run(call, lambda **members: sealed(item=Item(**members))) == "done"
+
+    again, _ = world.grant(world.call(arguments={"sku": "a", "count": 2}))
+    with world.refused("args-mismatch", "sealed"):
+        world.guard.run(again, lambda **members: sealed(item=Item(sku="b", count=2)))
+
+
 def test_parameters_that_a_framework_fills_in_are_not_compared(world: World) -> None:
     def refund(ctx: RunContext, value: int, clock: Any = None) -> str:
         return world.tool(value=value)
