@@ -86,8 +86,8 @@ class _GuardedToolset(WrapperToolset[Any]):
 
         try:
             call = self.bridge.call(
-                name, _signed(tool, tool_args, ctx), framework=ctx, call_id=ctx.tool_call_id, occurrence=_occurrence(ctx),
-                run_id=ctx.conversation_id, definition=_definition(tool),
+                name, _signed(tool, tool_args, ctx), framework=ctx, call_id=ctx.tool_call_id,
+                occurrence=_occurrence(ctx), run_id=ctx.conversation_id, definition=_definition(tool),
             )
             return await self.bridge.run(call, start)
         except ApprovalRequired as pause:
