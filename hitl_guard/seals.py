@@ -19,8 +19,8 @@ from .models import Permit
 _INJECTED = frozenset({
     "agent_framework.FunctionInvocationContext", "agents.RunContextWrapper", "agents.ToolContext", "fastmcp.Context",
     "google.Context", "google.ToolContext", "langchain.ToolRuntime", "langchain_core.InjectedToolArg",
-    "langchain_core.InjectedToolCallId", "langgraph.InjectedState", "langgraph.InjectedStore", "langgraph.ToolRuntime",
-    "mcp.Context", "pydantic_ai.RunContext", "strands.ToolContext",
+    "langchain_core.InjectedToolCallId", "langchain_core.RunnableConfig", "langgraph.InjectedState",
+    "langgraph.InjectedStore", "langgraph.ToolRuntime", "mcp.Context", "pydantic_ai.RunContext", "strands.ToolContext",
 })
 """Types, as first package and class, of parameters that a framework fills in and shows to no model."""
 

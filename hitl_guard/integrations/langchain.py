@@ -1,0 +1,87 @@
+"""LangChain: the last middleware of an agent, which stands around each tool where no other hook comes after it.
+
+``create_agent(model, tools, middleware=[..., ApprovalMiddleware(guard)], checkpointer=...)``. A call that waits is an
+`interrupt` of its own; whatever ``Command(resume=...)`` says is a hint: the store is asked. Each call is a task of its
+own, so that calls beside it run once. Tools that a provider runs never come by here. For a graph of one's own see
+`hitl_guard.integrations.langgraph`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain.agents.middleware import AgentMiddleware
+from langgraph.prebuilt.tool_node import ToolCallRequest, ToolInvocationError, ToolNode
+from langgraph.pregel import Pregel
+
+from ..aio import AsyncGuard
+from ..errors import ConfigurationError
+from ..guard import Guard
+from ..models import ApprovalRequest
+from .langgraph import tool_node
+from .langgraph_gate import AsyncHandler, Gate, Handler, Scope, misfit, pause, selftest
+
+__all__ = ["ApprovalMiddleware", "tool_node"]
+
+
+class ApprovalMiddleware(AgentMiddleware):
+    """Asks the guard before every tool of an agent. It must be the last middleware that wraps tool calls.
+
+    Args:
+        scope: From the `ToolCallRequest` to the call's facts, e.g. ``lambda request: {"user":
+            request.runtime.context.user}``. The run id is the thread's, and the user the one whom a LangGraph server
+            authenticated, unless it says others.
+        pause, effects: See `hitl_guard.integrations.bridge.Bridge`. ``native`` needs a checkpointer, as `interrupt`.
+    """
+
+    def __init__(
+        self, guard: Guard | AsyncGuard, *, scope: Scope | None = None, pause: str = "native",
+        effects: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._gate = Gate(guard, scope=scope, pause=pause, effects=effects)
+
+    def wrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> Any:
+        """Run a tool if it may.
+
+        Raises:
+            ConfigurationError: another middleware stands further inside, or nobody says for whom the call is.
+            UnavailableError: nobody can tell; the tool did not run.
+        """
+        if not self._guards(request, handler):
+            return handler(request)
+        try:
+            return self._gate.run(request, handler, _pause)
+        except ToolInvocationError as error:
+            return misfit(request, error)
+
+    async def awrap_tool_call(self, request: ToolCallRequest, handler: AsyncHandler) -> Any:
+        """Do the same in a task."""
+        if not self._guards(request, handler):
+            return await handler(request)
+        try:
+            return await self._gate.arun(request, handler, _pause)
+        except ToolInvocationError as error:
+            return misfit(request, error)
+
+    def _guards(self, request: ToolCallRequest, handler: Any) -> bool:
+        """Return whether there is a tool at all: else the framework tells the model which there are."""
+        if getattr(handler, "__module__", None) != ToolNode.__module__:
+            raise ConfigurationError(
+                "Another middleware wraps tool calls further inside: put ApprovalMiddleware last in the list."
+            )
+        self._gate.bridge.know(tool.name for tool in getattr(request.runtime, "tools", ()))
+        return request.tool is not None
+
+    async def selftest(self, agent: Pregel) -> None:
+        """Run a canary call through the agent's own middleware, and that of the graphs in it.
+
+        Raises:
+            ConfigurationError: it ran, or this is not the last middleware. Do not start.
+        """
+        await selftest(self._gate.bridge, agent)
+
+
+def _pause(request: ApprovalRequest) -> None:
+    pause([request])

@@ -1,0 +1,246 @@
+"""What the adapters of LangChain and LangGraph share: a call's way through the guard, their pause, their self-test."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import BaseTool, StructuredTool, ToolException
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import GraphInterrupt
+from langgraph.graph import START, StateGraph
+from langgraph.prebuilt.tool_node import ToolCallRequest, ToolInvocationError, ToolNode
+from langgraph.pregel import Pregel
+from langgraph.types import Command, interrupt
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from ..aio import AsyncGuard
+from ..errors import ApprovalRequired, CanonicalizationError, ConfigurationError, RefusedError
+from ..guard import Guard
+from ..models import ApprovalRequest, Permit, ToolCall, ToolDefinition
+from ..policy.core import Status
+from ..toolcalls import edit_notice
+from .bridge import Bridge, Facts, Refusal, occurrence_of, request_facts
+
+Scope = Callable[[ToolCallRequest], Facts]
+Handler = Callable[[ToolCallRequest], Any]
+AsyncHandler = Callable[[ToolCallRequest], Awaitable[Any]]
+
+
+class Gate:
+    """The way of one tool call through the guard, from the innermost place that the framework has around a tool."""
+
+    def __init__(
+        self, guard: Guard | AsyncGuard, *, scope: Scope | None, pause: str, effects: Mapping[str, str] | None,
+        messages_key: str = "messages",
+    ) -> None:
+        self.bridge = Bridge(guard, scope=scope, pause=pause, effects=effects)
+        self._messages_key = messages_key
+
+    def run(self, request: ToolCallRequest, handler: Handler, waits: Callable[[ApprovalRequest], Any]) -> Any:
+        """Run a call's tool by ``handler`` if it may; ``waits`` says what becomes of a call that waits.
+
+        Raises:
+            ToolInvocationError: the arguments do not fit the tool; nobody was asked.
+            UnavailableError, ConfigurationError: as `Bridge.run_sync`.
+        """
+        kept: list[Any] = []
+
+        def start(permit: Permit) -> Any:
+            return self._kept(kept, permit, handler(self._granted(request, permit)))
+
+        with self._answered(request, kept, waits):
+            self.bridge.run_sync(self._call(request), start)
+        return kept[0]
+
+    async def arun(
+        self, request: ToolCallRequest, handler: AsyncHandler, waits: Callable[[ApprovalRequest], Any]
+    ) -> Any:
+        """Do the same in a task."""
+        kept: list[Any] = []
+
+        async def start(permit: Permit) -> Any:
+            return self._kept(kept, permit, await handler(self._granted(request, permit)))
+
+        with self._answered(request, kept, waits):
+            await self.bridge.run(self._call(request), start)
+        return kept[0]
+
+    @contextmanager
+    def _answered(
+        self, request: ToolCallRequest, kept: list[Any], waits: Callable[[ApprovalRequest], Any]
+    ) -> Iterator[None]:
+        """Put the framework's result in ``kept``: the tool's, or what the model is told instead."""
+        try:
+            yield
+        except ApprovalRequired as pause:
+            if self.bridge.pause == "native":
+                waits(pause.request)
+            kept.append(self._told(request, pause))
+        except Refusal as refusal:
+            kept.append(self._told(request, refusal))
+        except ToolException:
+            if not kept:  # the tool's own; ours only says that what is kept is an error
+                raise
+
+    def asked(self, request: ToolCallRequest) -> ApprovalRequest | bool:
+        """Return what a call waits for, its request made where there is none; else whether an approval counts at all.
+        """
+        if request.tool is None:
+            return False
+        try:
+            call = self._call(request)
+            if self.bridge.guard.evaluate(call).status is not Status.USER_APPROVAL:
+                return False
+            asked = self.bridge.guard.request(call)
+        except ToolInvocationError:
+            return False  # the model is told why when the call is to run
+        except Refusal:
+            return True
+        return asked if asked.state == "pending" else True
+
+    def _call(self, request: ToolCallRequest) -> ToolCall:
+        asked, tool, runtime = request.tool_call, request.tool, request.runtime
+        if tool is None or tool.name != asked["name"]:  # the framework runs the tool, whatever the call is named
+            raise ConfigurationError("A middleware changed the tool or the call's name, and not both: change both.")
+        thread = runtime.config.get("configurable", {}).get("thread_id")
+        person = getattr(getattr(runtime, "server_info", None), "user", None)
+        turns = (
+            [call["id"] for call in message.tool_calls]
+            for message in history(request.state, self._messages_key) if isinstance(message, AIMessage)
+        )
+        return self.bridge.call(
+            tool.name, _arguments(tool, asked), framework=request, call_id=asked["id"],
+            occurrence=occurrence_of(turns, asked["id"] or ""), run_id=None if thread is None else str(thread),
+            user=None if person is None else person.identity, definition=_definition(tool),
+        )
+
+    def _granted(self, request: ToolCallRequest, permit: Permit) -> ToolCallRequest:
+        """Return the request with the signed arguments. No earlier yes may answer a pause of the tool's own."""
+        if permit.request_id is not None and self.bridge.pause == "native":
+            use_up()
+        return request.override(tool_call={**request.tool_call, "args": permit.arguments})
+
+    def _kept(self, kept: list[Any], permit: Permit, result: Any) -> Any:
+        """Keep a tool's result, and raise where it is an error: the framework has caught what the tool raised."""
+        kept.append(_noticed(result, edit_notice(permit)) if permit.edited else result)
+        results = result if isinstance(result, list) else [result]
+        if any(isinstance(one, ToolMessage) and one.status == "error" for one in results):
+            raise ToolException("The tool ended in an error.")
+        return result
+
+    def _told(
+        self, request: ToolCallRequest, error: ApprovalRequired | RefusedError | CanonicalizationError
+    ) -> ToolMessage:
+        answered = getattr(error, "response", None) is not None  # a person answered in the tool's place
+        return ToolMessage(
+            self.bridge.told(error), name=request.tool_call["name"], tool_call_id=request.tool_call["id"] or "",
+            status="success" if answered else "error",
+        )
+
+
+def misfit(request: ToolCallRequest, error: ToolInvocationError) -> ToolMessage:
+    """Return what the framework tells the model about arguments that do not fit."""
+    call = request.tool_call
+    return ToolMessage(error.message, name=call["name"], tool_call_id=call["id"] or "", status="error")
+
+
+def pause(requests: Sequence[ApprovalRequest]) -> NoReturn:
+    """Pause the framework's task. What earlier resumes said is used up, and is no answer."""
+    while True:
+        interrupt({"hitl_guard": [request_facts(request) for request in requests]})
+
+
+def use_up() -> None:
+    """Use up what earlier resumes said to our pauses: else it would answer the first pause of the tool's own."""
+    with suppress(GraphInterrupt):
+        pause([])
+
+
+async def selftest(bridge: Bridge, graph: Pregel) -> None:
+    """Run a canary call through every tool node of a compiled graph, sync and async, behind their own wrappers.
+
+    Raises:
+        ConfigurationError: one of them let it run, or there is none. Do not start.
+    """
+    nodes = list(_tool_nodes(graph))
+    if not nodes:
+        raise ConfigurationError("The graph has no tool node: nothing in it is guarded.")
+    for schema, node in nodes:
+        with bridge.canary() as canary:
+            tool = StructuredTool.from_function(canary.tool, name=canary.name, description="A self-test's tool.")
+            probe = ToolNode(
+                [tool], messages_key=node._messages_key, handle_tool_errors=node._handle_tool_errors,
+                wrap_tool_call=node._wrap_tool_call, awrap_tool_call=node._awrap_tool_call,
+            )
+            built = StateGraph(schema).add_node("tools", probe).add_edge(START, "tools")
+            ready = built.compile(checkpointer=InMemorySaver())
+            for way, invoke in (("async", ready.ainvoke), ("sync", ready.invoke)):
+                call = {"name": canary.name, "args": {}, "id": f"canary-{way}"}
+                given = {node._messages_key: [AIMessage("", tool_calls=[call])]}
+                with suppress(NotImplementedError):  # a middleware that has not this way: nor can a run go it
+                    ended = invoke(given, {"configurable": {"thread_id": way}})
+                    if way == "async":
+                        await ended
+
+
+def _tool_nodes(graph: Pregel) -> Iterator[tuple[Any, ToolNode]]:
+    """Yield each tool node of a graph and of the graphs in it, with the schema of the state that it gets."""
+    for node in graph.nodes.values():
+        if isinstance(node.bound, Pregel):
+            yield from _tool_nodes(node.bound)
+        elif isinstance(node.bound, ToolNode):
+            yield graph.builder.state_schema, node.bound
+
+
+def history(state: Any, key: str) -> list[Any]:
+    """Return the messages of a graph's state, of whatever kind it is."""
+    if isinstance(state, list):
+        return state
+    return list((state.get(key) if isinstance(state, Mapping) else getattr(state, key, None)) or [])
+
+
+def _arguments(tool: BaseTool, asked: Mapping[str, Any]) -> Any:
+    """Return the JSON arguments of which the framework makes the same as of the model's, or those themselves.
+
+    They are without what the tool does not take, and in its types: the very thing that runs.
+    """
+    given, schema = asked["args"], tool.tool_call_schema
+    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+        return given
+    try:
+        made = schema.model_validate(given)
+    except ValidationError as error:
+        raise ToolInvocationError(tool.name, error, given) from error
+    with suppress(ValidationError, PydanticSerializationError):
+        written = made.model_dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
+        if schema.model_validate(written) == made:
+            return written
+    return given
+
+
+def _definition(tool: BaseTool) -> ToolDefinition:
+    """Return what the model was told about a tool, without what the framework fills in."""
+    schema: Any = tool.tool_call_schema
+    if not isinstance(schema, Mapping):
+        schema = schema.model_json_schema() if issubclass(schema, BaseModel) else schema.schema()
+    return ToolDefinition(tool.name, tool.description, schema)
+
+
+def _noticed(result: Any, notice: str) -> Any:
+    """Return a tool's result with the notice in its message, wherever that stands."""
+    if isinstance(result, ToolMessage):
+        content = result.content
+        told = notice + content if isinstance(content, str) else [{"type": "text", "text": notice}, *content]
+        return result.model_copy(update={"content": told})
+    if isinstance(result, Command):
+        return replace(result, update=_noticed(result.update, notice))
+    if isinstance(result, list):
+        return [_noticed(one, notice) for one in result]
+    if isinstance(result, dict):
+        return {key: _noticed(one, notice) if isinstance(one, list) else one for key, one in result.items()}
+    return result
