@@ -14,6 +14,9 @@ COVERAGE := $(if $(CI),--cov --cov-report=term-missing:skip-covered)
 # Others' agent frameworks, in two environments: some cannot be installed together.
 FRAMEWORKS := .venv-frameworks-a .venv-frameworks-b
 
+# Published MCP servers, as programs that know nothing of this package.
+SERVERS := .venv-mcp-servers
+
 .PHONY: help venv demo serve chat test test-frameworks test-slow coverage lint check bench lock clean
 
 help: ## list the targets
@@ -53,7 +56,8 @@ test: $(STAMP) ## run the tests
 	$(PYTHON) -m pytest -n 2 $(COVERAGE)
 
 # Their results make the table in README.md; the last line fails where it says something else.
-test-frameworks: $(FRAMEWORKS:=/.stamp) ## run the tests of the agent frameworks, in two environments of their own
+test-frameworks: export HITL_GUARD_TEST_MCP_SERVERS = $(abspath $(SERVERS)/bin)
+test-frameworks: $(FRAMEWORKS:=/.stamp) $(SERVERS)/.stamp ## run the tests of the agent frameworks, in two environments of their own
 	rm -rf build/frameworks
 	for folder in $(FRAMEWORKS); do \
 	  $$folder/bin/python -m pytest --confcutdir=tests/frameworks -n 2 tests/frameworks; \
@@ -64,6 +68,11 @@ test-frameworks: $(FRAMEWORKS:=/.stamp) ## run the tests of the agent frameworks
 	@$(NEW_VENV)
 	$(@D)/bin/python -m pip install --quiet --require-hashes -r $<
 	$(@D)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(SERVERS)/.stamp: requirements-mcp-servers.lock
+	@$(NEW_VENV)
+	$(@D)/bin/python -m pip install --quiet --require-hashes -r $<
 	@touch $@
 
 test-slow: $(STAMP) ## run the long random comparisons
@@ -83,13 +92,14 @@ check: lint test ## everything that must hold before a commit
 bench: $(STAMP) ## print and write the benchmark ratios
 	$(PYTHON) -m benchmarks
 
-COMPILE = $(VENV)/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --upgrade --generate-hashes \
+COMPILE = $(VENV)/bin/uv pip compile --universal --python-version 3.11 --upgrade --generate-hashes \
   --no-emit-index-url --no-config --quiet --custom-compile-command "make lock"
 
 lock: $(STAMP) ## write the lock files anew, newest versions
-	$(COMPILE) --group dev --all-extras -o requirements.lock
-	$(COMPILE) --group frameworks-a -o requirements-frameworks-a.lock
-	$(COMPILE) --group frameworks-b -o requirements-frameworks-b.lock
+	$(COMPILE) pyproject.toml --group dev --all-extras -o requirements.lock
+	$(COMPILE) pyproject.toml --group frameworks-a -o requirements-frameworks-a.lock
+	$(COMPILE) pyproject.toml --group frameworks-b -o requirements-frameworks-b.lock
+	$(COMPILE) --group mcp-servers -o requirements-mcp-servers.lock
 
 clean: ## remove caches and build results, not .venv
 	rm -rf build dist tests/chat/build tests/chat/node_modules .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

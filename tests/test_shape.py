@@ -117,7 +117,10 @@ def test_the_patterns_find_what_they_are_for(pattern: re.Pattern[str], text: str
 
 
 @pytest.mark.parametrize(
-    "lock", ["requirements.lock", "requirements-frameworks-a.lock", "requirements-frameworks-b.lock"]
+    "lock", [
+        "requirements.lock", "requirements-frameworks-a.lock", "requirements-frameworks-b.lock",
+        "requirements-mcp-servers.lock",
+    ],
 )
 def test_every_locked_package_has_an_exact_version_and_a_hash(lock: str) -> None:
     entries = re.split(r"\n(?=[a-z0-9])", (ROOT / lock).read_text("utf-8"))[1:]

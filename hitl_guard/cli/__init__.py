@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo:demo", "Tell the whole story on a temporary database."),
     "doctor": ("doctor:doctor", "Check keys, store, clocks and policy of this set-up."),
     "keys": ("keys:keys", "Make, list, rotate and revoke keys."),
+    "mcp-proxy": ("mcp_proxy:mcp_proxy", "Stand between an MCP client and an MCP server."),
     "policy": ("policy:policy", "Lint, test and explain policy documents."),
     "requests": ("requests:requests", "List, show and decide approval requests."),
     "serve": ("serve:serve", "Serve the inbox and its API."),
