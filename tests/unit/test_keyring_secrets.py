@@ -10,7 +10,7 @@ import pkgutil
 import pydoc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import pytest
@@ -163,11 +163,21 @@ def test_no_documentation_of_a_module_shows_the_environment(monkeypatch: pytest.
     monkeypatch.setenv("HITL_GUARD_KEYS", "shown-by-a-signature")
     names = [one.name for one in pkgutil.walk_packages(hitl_guard.__path__, "hitl_guard.")]
     scripts = ("__main__", "migrations.env")  # these run when they are imported
-    modules = [importlib.import_module(name) for name in names if not name.endswith(scripts)]
+    modules = [found for name in names if not name.endswith(scripts) and (found := _imported(name)) is not None]
 
     assert len(modules) > 150
     assert "shown-by-a-signature" in pydoc.render_doc(_shows)
     assert [one.__name__ for one in modules if "shown-by-a-signature" in pydoc.render_doc(one)] == []
+
+
+def _imported(name: str) -> ModuleType | None:
+    """Return a module; None for the adapter of a framework that is not installed here."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("hitl_guard") or not name.startswith("hitl_guard.integrations."):
+            raise
+        return None
 
 
 def _shows(environ: object = os.environ) -> None:
