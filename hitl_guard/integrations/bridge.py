@@ -147,9 +147,20 @@ class Bridge:
         async def started(permit: Permit) -> Any:
             return await start(permit)
 
-        with _heard():
-            permit = await running.permit_async(lambda: self.guard.authorize(call), self.guard.settle)
+        permit = await self.permit(call)
         return _noticed(permit, await running.run_async(permit, started, self._effect(call), self.guard.settle))
+
+    async def permit(self, call: ToolCall) -> Permit:
+        """Authorize a call that something else will run, with its arguments as they are in the permit. Raises as `run`.
+
+        `hitl_guard.lifecycle.running.take` says that it starts; `outcome` and `Guard.settle` put its end on record.
+        """
+        with _heard():
+            return await running.permit_async(lambda: self.guard.authorize(call), self.guard.settle)
+
+    def outcome(self, call: ToolCall) -> str:
+        """Return how a call that started and failed has ended: in doubt, unless its effect says otherwise."""
+        return running.outcome_of(RuntimeError(), self._effect(call))
 
     def run_sync(self, call: ToolCall, start: Callable[[Permit], Any]) -> Any:
         """Do the same in this thread."""

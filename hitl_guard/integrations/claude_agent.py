@@ -1,0 +1,231 @@
+"""Claude Agent SDK: hooks before and after each tool, and the tools of your own servers from inside.
+
+``Approvals(guard, ...)`` makes the server of your own tools and the options for the client. The program is another
+process. It may let another hook change the arguments after ours, and pauses at most one call of a turn: so a call that
+waits is told to the model, which makes it again (deny-and-retry). Your own tools are authorized in their handler,
+where nothing comes after. Built-in tools and other servers' are authorized in the hook: there a change by a later hook
+goes unnoticed, and therefore other hooks are refused unless you trust them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from claude_agent_sdk import ClaudeAgentOptions, HookMatcher, SdkMcpTool, create_sdk_mcp_server
+from claude_agent_sdk import _build_input_schema as _schema
+
+from ..aio import AsyncGuard
+from ..errors import (
+    ApprovalDeniedError,
+    ApprovalRequired,
+    ArgsMismatchError,
+    CanonicalizationError,
+    ConfigurationError,
+    RefusedError,
+)
+from ..guard import Guard
+from ..lifecycle import running
+from ..models import Permit, ToolCall, ToolDefinition
+from ..toolcalls import edit_notice
+from .bridge import Bridge, Facts, Refusal
+
+KEPT = 1_000
+"""Calls that the program was told about and has not made or ended yet; older ones are forgotten, and then refused."""
+
+TIMEOUT_S = 60.0
+"""How long a hook may take. Then the call is blocked."""
+
+
+class Approvals:
+    """One client's way to a guard.
+
+    Args:
+        scope: From a hook's input (``session_id``, ``tool_name``, ``agent_id`` …) to the call's facts, e.g. ``lambda
+            call: {"user": "ana"}``. The run id is the session's, which a resume keeps.
+        effects: See `hitl_guard.integrations.bridge.Bridge`.
+    """
+
+    def __init__(
+        self, guard: Guard | AsyncGuard, *, scope: Callable[[Mapping[str, Any]], Facts] | None = None,
+        effects: Mapping[str, str] | None = None,
+    ) -> None:
+        self.bridge = Bridge(guard, scope=scope, pause="retry", effects=effects)
+        self._own: dict[str, tuple[Any, ToolDefinition]] = {}  # tool → its server's instance, its definition
+        self._announced: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+        self._started: OrderedDict[str, tuple[ToolCall, Permit]] = OrderedDict()
+
+    def server(self, name: str, tools: Sequence[SdkMcpTool[Any]], version: str = "1.0.0") -> Any:
+        """Return an in-process MCP server, as `create_sdk_mcp_server` does, whose tools run through the guard only.
+
+        The policy knows them by their own names, other servers' tools as ``mcp__SERVER__TOOL``.
+
+        Raises:
+            ConfigurationError: another server of yours has a tool of the same name.
+        """
+        if twice := {tool.name for tool in tools} & self._own.keys():
+            raise ConfigurationError(f"Two servers have a tool of the same name: {', '.join(sorted(twice))}.")
+        made = create_sdk_mcp_server(name, version, [replace(tool, handler=self._handler(tool)) for tool in tools])
+        for tool in tools:
+            self._own[tool.name] = made["instance"], ToolDefinition(tool.name, tool.description, _schema(tool))
+        self.bridge.know(self._own)
+        return made
+
+    def options(self, options: ClaudeAgentOptions, *, trust_hooks: bool = False) -> ClaudeAgentOptions:
+        """Return the client's options with our hooks.
+
+        Args:
+            trust_hooks: Other hooks, of these options, of settings files and of plugins, may run too. Whatever changes
+                the arguments of a built-in tool after our hook runs unapproved.
+
+        Raises:
+            ConfigurationError: permissions are bypassed, or other hooks may run.
+        """
+        if options.permission_mode == "bypassPermissions" or "dangerously-skip-permissions" in options.extra_args:
+            raise ConfigurationError("Permissions are bypassed: choose another permission_mode.")
+        hooks = dict(options.hooks or {})
+        files = options.setting_sources != [] or options.settings is not None or options.plugins
+        if not trust_hooks and (hooks.get("PreToolUse") or files):
+            raise ConfigurationError(
+                "Other hooks could change a call after it was approved: leave PreToolUse hooks, settings and plugins"
+                " out and set setting_sources=[], or say trust_hooks=True."
+            )
+        servers = options.mcp_servers if isinstance(options.mcp_servers, dict) else {}
+        before = _Before(self, {key: config.get("instance") for key, config in servers.items()})
+        ours = {"PreToolUse": before, "PostToolUse": self._after, "PostToolUseFailure": self._after_failure}
+        for event, hook in ours.items():
+            # Last, and "block": a hook that raises or takes too long lets nothing run.
+            block = HookMatcher(hooks=[hook], timeout=TIMEOUT_S, on_failure="block")
+            hooks[event] = [*hooks.get(event, ()), block]
+        return replace(options, hooks=hooks)
+
+    async def selftest(self, options: ClaudeAgentOptions) -> None:
+        """Send a canary call to the hooks of a client's options. No model is asked, and the program does not start.
+
+        Raises:
+            ConfigurationError: it was not stopped by this guard. Do not start.
+        """
+        with self.bridge.canary() as canary:
+            for matcher in (options.hooks or {}).get("PreToolUse", ()):
+                for hook in matcher.hooks:
+                    if matcher.matcher is None and matcher.on_failure == "block" and isinstance(hook, _Before):
+                        call: Any = {"tool_name": canary.name, "tool_input": {}, "tool_use_id": "canary"}
+                        await hook(call | {"session_id": "canary"}, "canary", {"signal": None})
+
+    # -- your own tools ------------------------------------------------------------------------------------------
+
+    def _handler(self, tool: SdkMcpTool[Any]) -> Callable[[Any], Any]:
+        async def handler(arguments: Any) -> dict[str, Any]:
+            async def start(permit: Permit) -> Any:
+                kept.append(_noticed(await tool.handler(permit.arguments), permit))
+                if kept[0].get("is_error"):
+                    raise _ToolError
+                return kept[0]
+
+            kept: list[dict[str, Any]] = []
+            try:
+                await self.bridge.run(self._announced_call(tool, arguments), start)
+            except (ApprovalRequired, *Refusal) as error:
+                return self._told(error)
+            except _ToolError:
+                pass
+            return kept[0]
+
+        return handler
+
+    def _announced_call(self, tool: SdkMcpTool[Any], arguments: Any) -> ToolCall:
+        """Return the call, if the hook has seen it with these arguments. The program tells the handler nothing else."""
+        for call_id, given in self._announced.items():
+            if given["tool"] == tool.name and given["tool_input"] == arguments:
+                del self._announced[call_id]
+                return self._call(given, tool.name)
+        facts = next(reversed(self._announced.values()), None)
+        if facts is None:
+            raise ConfigurationError("A tool was called without the hook: use the options that 'Approvals' returned.")
+        call = self._call({**facts, "tool_input": arguments}, tool.name)
+        with self.bridge.guard._refusals(call):
+            raise ArgsMismatchError("A tool got other arguments than the hook saw.", detail="sealed")
+
+    def _told(self, error: ApprovalRequired | RefusedError | CanonicalizationError) -> dict[str, Any]:
+        answered = isinstance(error, ApprovalDeniedError) and error.response is not None
+        return {"content": [{"type": "text", "text": self.bridge.told(error)}], "is_error": not answered}
+
+    # -- the program's tools -------------------------------------------------------------------------------------
+
+    def _call(self, given: Mapping[str, Any], name: str) -> ToolCall:
+        _, definition = self._own[name] if "tool" in given else (None, None)
+        return self.bridge.call(
+            name, given["tool_input"], framework=given, call_id=given["tool_use_id"], run_id=given["session_id"],
+            definition=definition,
+        )
+
+    async def _after(self, given: Any, call_id: str | None, context: Any) -> dict[str, Any]:
+        """Put on record that a tool of the program's has succeeded."""
+        if (started := self._started.pop(given["tool_use_id"], None)) is not None:
+            await asyncio.to_thread(self.bridge.guard.settle, started[1], "succeeded")
+        return {}
+
+    async def _after_failure(self, given: Any, call_id: str | None, context: Any) -> dict[str, Any]:
+        if (started := self._started.pop(given["tool_use_id"], None)) is not None:
+            call, permit = started
+            await asyncio.to_thread(self.bridge.guard.settle, permit, self.bridge.outcome(call), "tool-error")
+        return {}
+
+
+class _Before:
+    """The hook before each tool."""
+
+    def __init__(self, approvals: Approvals, servers: Mapping[str, Any]) -> None:
+        self._approvals, self._servers = approvals, servers
+
+    async def __call__(self, given: Any, call_id: str | None, context: Any) -> dict[str, Any]:
+        approvals = self._approvals
+        if given.get("permission_mode") == "bypassPermissions":
+            raise ConfigurationError("Permissions are bypassed: choose another permission mode.")
+        own = self._own_tool(given)
+        if own is not None:  # its handler asks
+            _keep(approvals._announced, given["tool_use_id"], {**given, "tool": own})
+            return {}
+        call = approvals._call(given, given["tool_name"])
+        approvals.bridge.know([call.tool])
+        try:
+            permit = await approvals.bridge.permit(call)
+        except (ApprovalRequired, *Refusal) as error:
+            return _decision("deny", permissionDecisionReason=approvals.bridge.told(error))
+        running.take(permit)
+        if permit.request_id is None:
+            return {}  # the program's own rules say
+        _keep(approvals._started, given["tool_use_id"], (call, permit))
+        return _decision("allow", updatedInput=permit.arguments)
+
+    def _own_tool(self, given: Mapping[str, Any]) -> str | None:
+        """Return the name of one of our own servers' tools."""
+        for key, instance in self._servers.items():
+            name = str(given["tool_name"]).removeprefix(f"mcp__{key}__")
+            if name != given["tool_name"] and self._approvals._own.get(name, (None,))[0] is instance is not None:
+                return name
+        return None
+
+
+class _ToolError(Exception):
+    """A tool told the model that it failed: a signal inside this module, so that the outcome is on record."""
+
+
+def _decision(decision: str, **more: Any) -> dict[str, Any]:
+    return {"hookSpecificOutput": {"hookEventName": "PreToolUse", "permissionDecision": decision, **more}}
+
+
+def _keep(kept: OrderedDict[str, Any], call_id: str, value: Any) -> None:
+    kept[call_id] = value
+    while len(kept) > KEPT:
+        kept.popitem(last=False)
+
+
+def _noticed(result: dict[str, Any], permit: Permit) -> dict[str, Any]:
+    """Return a tool's result; where a person changed the call, with the notice that says so."""
+    if not permit.edited:
+        return result
+    return {**result, "content": [{"type": "text", "text": edit_notice(permit)}, *result.get("content", [])]}
