@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,7 +30,7 @@ from mcp import Client, ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.types import CallToolResult, ElicitResult
 
-from tests.mcp_proxy.stage import Stage
+from tests.mcp_proxy.stage import ROOT, Stage
 
 VARIABLE = "HITL_GUARD_TEST_MCP_SERVERS"
 INBOX = "https://approvals.example"
@@ -293,6 +295,33 @@ def test_a_client_of_the_newest_version_is_shown_the_link_and_approves_nothing(
     assert not answer.is_error
     assert _messages(repository) == ["second", "first"]
     assert len(shown) == 1
+
+
+def test_the_readmes_client_configuration_lets_a_file_be_written_once_it_is_approved(stage: Stage) -> None:
+    (config,) = re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    files = json.loads(config)["mcpServers"]["files"]
+    work = stage.folder / "work"
+    work.mkdir()
+    program, folder = server_of("filesystem-mcp"), str(work)
+    given = [{"filesystem-mcp": program, "/srv/work": folder}.get(arg, arg) for arg in files["args"]]
+    assert {program, folder} < {*given}
+    settings = {name: value.replace("/srv/guard", str(stage.folder)) for name, value in files["env"].items()}
+    assert settings.items() <= stage.environment.items()
+    command = [str(Path(sys.executable).with_name(files["command"])), *given]
+
+    async def written() -> CallToolResult:
+        parameters = StdioServerParameters(command=command[0], args=command[1:], env=settings)
+        async with stdio_client(parameters) as streams, ClientSession(*streams) as session:
+            await session.initialize()
+            return await session.call_tool("write_file", {"path": f"{folder}/note.txt", "content": "hello"})
+
+    assert asyncio.run(written()).is_error
+    assert [*work.iterdir()] == []
+    assert stage.only().user == "ana"
+    stage.decide()
+
+    assert not asyncio.run(written()).is_error
+    assert (work / "note.txt").read_text() == "hello"
 
 
 def test_a_document_is_written_once_it_is_approved(stage: Stage) -> None:
