@@ -1,4 +1,5 @@
-"""AG-UI: ``resume: [{interruptId, status, payload, metadata?}]`` of a run's input answers the interrupts before it.
+"""AG-UI 1.0: a run ends with the outcome ``interrupt``, and ``resume: [{interruptId, status, payload, metadata?}]`` of
+the next run's input answers it.
 
 An answer is an approval where its payload is ``{approved: …, editedArgs?, reason?}``, or the bare boolean of a
 confirmation. Other payloads answer other questions, and a cancelled interrupt grants nothing. The interrupt's id is the
@@ -7,13 +8,49 @@ approval request's; a request's signed envelope may travel as ``metadata: {"hitl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..errors import ConfigurationError
+from ..models import ApprovalRequest
+from ..render.request import utc
+from .answers import question
 from .claims import MISSING, Claim, boolean, malformed, member, optional_text, pointer, text
 from .document import Document, Node
 
 FORMAT = "ag-ui"
+
+REASON = "tool_call"
+"""The protocol's reason of an interrupt that asks whether a tool may be called."""
+
+
+def interrupt_of(request: ApprovalRequest) -> dict[str, Any]:
+    """Return the interrupt that asks for an approval. Its id is the request's; its message has the arguments whole.
+
+    Without ``edit`` in the rule (`hitl_guard.models.Requirement`) edited arguments are not among the answers.
+    """
+    answers = {"approved": {"type": "boolean"}, "reason": {"type": ["string", "null"]}}
+    if all(need.edit for need in request.requirements):
+        answers["editedArgs"] = {"type": "object"}
+    return {
+        "id": request.id, "reason": REASON, "message": question(request),
+        **({} if request.call_id is None else {"toolCallId": request.call_id}),
+        "responseSchema": {"type": "object", "properties": answers, "required": ["approved"]},
+        "expiresAt": utc(request.decide_by),
+        "metadata": {"hitl_guard": {"fingerprint": request.fingerprint, "token": request.token, "tool": request.tool}},
+    }
+
+
+def outcome_of(requests: Iterable[ApprovalRequest]) -> dict[str, Any]:
+    """Return the ``outcome`` of the ``RUN_FINISHED`` event of a run that waits.
+
+    Raises:
+        ConfigurationError: it waits for nothing; then its outcome is another.
+    """
+    interrupts = [interrupt_of(request) for request in requests]
+    if not interrupts:
+        raise ConfigurationError("A run that waits for nobody has the outcome 'success'.")
+    return {"type": "interrupt", "interrupts": interrupts}
 
 
 def claims(document: Document) -> Iterator[Claim]:

@@ -8,12 +8,32 @@ the provider; then the store alone says what was approved.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from ..errors import ConfigurationError
+from ..models import ApprovalRequest
 from .calls import Calls, parsed
 from .claims import Claim, boolean, malformed, optional_text, pointer, text
 from .document import Document, Node
 
 FORMAT = "openai-responses"
+
+
+def approval_request_of(request: ApprovalRequest, *, server_label: str) -> dict[str, Any]:
+    """Return the item that asks for an approval: its id is the tool call's, ``arguments`` the text that was signed.
+
+    Args:
+        server_label: The MCP server's label in the conversation.
+
+    Raises:
+        ConfigurationError: the request has no tool-call id (deny-and-retry), so that no answer could name it.
+    """
+    if request.call_id is None:
+        raise ConfigurationError("A request without a tool-call id cannot be asked for in this format.")
+    return {
+        "type": "mcp_approval_request", "id": request.call_id, "name": request.tool,
+        "arguments": request.canonical.decode(), "server_label": server_label,
+    }
 
 
 def claims(document: Document, calls: Calls) -> Iterator[Claim]:

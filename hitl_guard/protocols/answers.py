@@ -1,0 +1,49 @@
+"""From a request to what a client is asked, and from its answer to a decision: what all formats have in common.
+
+An answer decides nothing by itself. The app reads it with `claims_in`, loads the request that it names, and gives
+`decision` to `Guard.decide`, with the principal of its own login.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ArgsMismatchError, InvalidApprovalError
+from ..models import ApprovalRequest
+from ..render import layout
+from ..render.characters import escape
+from ..render.request import masked_data
+from ..render.secrets import secrets_of
+from .claims import Claim
+from .echo import alike
+
+
+def question(request: ApprovalRequest) -> str:
+    """Return what a person is asked, as plain text: the tool, and the arguments whole but for the secret ones."""
+    data = masked_data(request.canonical, secrets_of(request))
+    warnings = "".join(f"\n! {warning}" for warning in layout.warnings(data))
+    return f"Run the tool '{escape(request.tool)}' with these arguments?\n{layout.arguments(data)}{warnings}"
+
+
+def decision(claim: Claim, request: ApprovalRequest) -> dict[str, Any]:
+    """Return the arguments of `Guard.decide` that an answer stands for: approve, fingerprint, reason and arguments.
+
+    Args:
+        claim: From `claims_in`. request: The one that it names, as the guard returns it (`Guard.get`, `Guard.pending`).
+
+    Raises:
+        InvalidApprovalError: it is no answer to this request, or it has been used.
+        ArgsMismatchError: it is one to other arguments, or to another tool.
+    """
+    named = (claim.request_id, request.id), (claim.call_id, request.call_id), (claim.token, request.token)
+    if any(theirs not in (None, ours) for theirs, ours in named) or claim.request_id is claim.call_id is None:
+        raise InvalidApprovalError("The answer is one to another request.", detail="unknown")
+    if claim.outcome != "none":
+        raise InvalidApprovalError("The answer has been used: its call has a result.", detail="malformed")
+    edited = claim.arguments if claim.tool is None else None
+    if claim.tool is not None and not (claim.tool == request.tool and alike(request.arguments, claim.arguments)):
+        raise ArgsMismatchError("The answer is one to another tool or other arguments.")
+    if edited is not None and not claim.approved:
+        raise InvalidApprovalError("A denial has no arguments.", detail="malformed")
+    made = {"approve": claim.approved, "fingerprint": request.fingerprint, "reason": claim.reason}
+    return made | ({} if edited is None else {"arguments": edited})
