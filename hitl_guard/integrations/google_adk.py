@@ -1,21 +1,28 @@
 """Google ADK: a plugin that puts each tool's ``run_async`` behind the guard, where no callback comes after it.
 
 ``App(..., plugins=[ApprovalPlugin(guard)])``. A call that waits is ADK's own tool confirmation; what the answer says is
-a hint: the store is asked. What the model's provider runs (search, code execution) never comes by here.
+a hint: the store is asked. What the model's provider runs (search, code execution) never comes by here and is refused,
+unless you name it. A function as a workflow's node, or a task for an agent in ``mode="task"``, is no call of a tool:
+seal such functions; the tools of that agent are guarded.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
+from types import MethodType
 from typing import Any
 
-from google.adk.agents import LlmAgent
+from google.adk.agents import BaseAgent, LlmAgent
+from google.adk.agents.callback_context import CallbackContext
 from google.adk.apps import App
 from google.adk.models import BaseLlm, LlmRequest, LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner, Runner
 from google.adk.tools import BaseTool, FunctionTool, ToolContext
 from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.set_model_response_tool import SetModelResponseTool
 from google.genai import types
 
 from ..aio import AsyncGuard
@@ -24,22 +31,59 @@ from ..guard import Guard
 from ..models import Permit, ToolCall, ToolDefinition
 from .bridge import Bridge, Facts, Refusal, occurrence_of, request_facts
 
+_OUTER: ContextVar[str | None] = ContextVar("hitl_guard_outer_session", default=None)
+"""The session in which a tool runs, for the sessions that it starts itself, as `AgentTool` does."""
+
+_COVERED = {"function_declarations", "computer_use"}  # the calls of both come back, to tools of the agent
+
 
 class ApprovalPlugin(BasePlugin):
     """Asks the guard before every tool of a runner's agents, sub-agents and agents as tools included.
 
     Args:
         scope: From the `ToolContext` to the call's facts. User and run id are the session's unless it says others.
-        pause, effects: See `hitl_guard.integrations.bridge.Bridge`. An agent as a tool (`AgentTool`) needs
-            ``pause="retry"`` and a run id from ``scope``: its session is new each time and cannot be resumed.
+        pause, effects: See `hitl_guard.integrations.bridge.Bridge`. Calls of an agent as a tool (`AgentTool`) and of
+            live sessions need ``pause="retry"``: ADK cannot resume them. The former's run is the session outside.
+        uncovered: What may run without the guard, because no wrapper can reach it, as `google.genai.types.Tool` names
+            it: ``google_search``, ``url_context``, ``code_execution`` (any ``code_executor``) … In live sessions ADK
+            shows what the provider runs to nobody.
+
+    Raises:
+        ConfigurationError: one of these is none.
     """
 
     def __init__(
         self, guard: Guard | AsyncGuard, *, scope: Callable[[ToolContext], Facts] | None = None, pause: str = "native",
-        effects: Mapping[str, str] | None = None,
+        effects: Mapping[str, str] | None = None, uncovered: Iterable[str] = (),
     ) -> None:
         super().__init__(name="hitl_guard")
         self.bridge = Bridge(guard, scope=scope, pause=pause, effects=effects)
+        self._uncovered = frozenset(() if isinstance(uncovered, str) else uncovered)
+        if isinstance(uncovered, str) or not all(isinstance(name, str) for name in self._uncovered):
+            raise ConfigurationError("'uncovered' is a list of names.")
+
+    async def before_agent_callback(self, *, agent: BaseAgent, callback_context: CallbackContext) -> None:
+        """Refuse an agent that runs the code that its model writes.
+
+        Raises:
+            ConfigurationError: it does, and nobody named it.
+        """
+        if getattr(agent, "code_executor", None) is not None:
+            self._refuse({"code_execution"})
+
+    async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> None:
+        """Refuse tools that the model's provider runs.
+
+        Raises:
+            ConfigurationError: there are some that nobody named.
+        """
+        for tool in llm_request.config.tools or ():
+            kinds = {name for name, value in tool if value is not None} if isinstance(tool, types.Tool) else {"other"}
+            self._refuse(kinds - _COVERED)
+
+    def _refuse(self, kinds: set[str]) -> None:
+        if unnamed := sorted(kinds - self._uncovered):
+            raise ConfigurationError(f"These run without the guard: {', '.join(unnamed)}. See 'uncovered'.")
 
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
@@ -47,16 +91,23 @@ class ApprovalPlugin(BasePlugin):
         """Put a tool behind the guard; the callbacks that come later have their say before.
 
         Raises:
-            ConfigurationError: the tool is another guard's, or an agent that does without the runner's plugins.
+            ConfigurationError: the tool is another guard's, an agent that does without the runner's plugins, or goes on
+                streaming in a live session after its outcome is on record.
         """
+        if type(tool) is SetModelResponseTool:  # that is the answer's form
+            return None
         self.bridge.know([tool.name])
         if isinstance(tool, AgentTool) and not tool.include_plugins:
             raise ConfigurationError(f"The agent '{tool.name}' runs without the guard: set include_plugins=True.")
-        running = tool.run_async
+        if _is_live(tool_context) and inspect.isasyncgenfunction(getattr(tool, "func", None)):
+            raise ConfigurationError(f"The streaming tool '{tool.name}' cannot be guarded in a live session.")
+        running: Any = tool.run_async
         if not isinstance(running, _Guarded):
             vars(tool)["run_async"] = _Guarded(self.bridge, tool, running)
         elif running.bridge.guard is not self.bridge.guard:
             raise ConfigurationError(f"The tool '{tool.name}' is behind another guard: give each its own tools.")
+        elif running.tool is not tool:  # a copy under another name, as toolsets with a prefix make them
+            vars(tool)["run_async"] = _Guarded(self.bridge, tool, MethodType(type(tool).run_async, tool))
         return None
 
     async def selftest(self, runner: Runner) -> None:
@@ -84,22 +135,26 @@ class _Guarded:
     """A tool's ``run_async``, behind the guard."""
 
     def __init__(self, bridge: Bridge, tool: BaseTool, inner: Callable[..., Awaitable[Any]]) -> None:
-        self.bridge, self._tool, self._inner = bridge, tool, inner
+        self.bridge, self.tool, self._inner = bridge, tool, inner
 
     async def __call__(self, *, args: dict[str, Any], tool_context: ToolContext) -> Any:
+        outer = _OUTER.get() or tool_context.session.id
+
         async def start(permit: Permit) -> Any:
-            result = await self._inner(args=permit.arguments, tool_context=tool_context)
+            token = _OUTER.set(outer)
+            try:
+                result = await self._inner(args=permit.arguments, tool_context=tool_context)
+            finally:
+                _OUTER.reset(token)
             if isinstance(result, dict) and result.get("error"):
                 raise _ToolError(result)
             return result
 
         try:
-            return await self.bridge.run(self._call(args, tool_context), start)
+            return await self.bridge.run(self._call(args, tool_context, outer), start)
         except ApprovalRequired as pause:
             if self.bridge.pause == "native":
-                facts = {"hitl_guard": request_facts(pause.request)}
-                tool_context.request_confirmation(hint="A person must decide first.", payload=facts)
-                tool_context.actions.skip_summarization = True
+                _pause(pause, tool_context, inside=outer != tool_context.session.id)
             return {"error": self.bridge.told(pause)}
         except Refusal as refusal:
             answered = getattr(refusal, "response", None) is not None  # a person answered in the tool's place
@@ -107,13 +162,28 @@ class _Guarded:
         except _ToolError as told:
             return told.result
 
-    def _call(self, args: dict[str, Any], context: ToolContext) -> ToolCall:
+    def _call(self, args: dict[str, Any], context: ToolContext, run_id: str) -> ToolCall:
         turns = ([call.id or "" for call in event.get_function_calls()] for event in context.session.events)
+        call_id = context.function_call_id
+        if run_id != context.session.id or context.node is not None:
+            call_id = None  # a session that is new each time; a workflow's node makes a new id each time
         return self.bridge.call(
-            self._tool.name, args, framework=context, call_id=context.function_call_id,
-            occurrence=occurrence_of(turns, context.function_call_id or ""), run_id=context.session.id,
-            user=context.user_id, agent=context.agent_name, definition=_definition(self._tool),
+            self.tool.name, args, framework=context, call_id=call_id, occurrence=occurrence_of(turns, call_id or ""),
+            run_id=run_id, user=context.user_id, agent=context.agent_name, definition=_definition(self.tool),
         )
+
+
+def _pause(pause: ApprovalRequired, context: ToolContext, *, inside: bool) -> None:
+    """Pause the framework's run, where it can resume it."""
+    if inside or _is_live(context):
+        raise ConfigurationError("An agent as a tool, or a live session, cannot resume: use pause='retry'.") from pause
+    facts = {"hitl_guard": request_facts(pause.request)}
+    context.request_confirmation(hint="A person must decide first.", payload=facts)
+    context.actions.skip_summarization = True
+
+
+def _is_live(context: ToolContext) -> bool:
+    return context.get_invocation_context().live_request_queue is not None
 
 
 class _ToolError(Exception):

@@ -7,12 +7,12 @@ hint: the store is asked. Calls that the model makes without the agent's tools (
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from strands import Agent, tool
 from strands.hooks import AfterToolCallEvent
-from strands.interrupt import Interrupt, InterruptException
 from strands.middleware import ExecuteToolStage
 from strands.models import Model
 from strands.plugins import Plugin
@@ -30,7 +30,9 @@ _NAME = "hitl_guard"
 
 
 class ApprovalPlugin(Plugin):
-    """Asks the guard before every tool of an agent. A sub-agent's tools need the plugin on the sub-agent.
+    """Asks the guard before every tool of an agent, in the background too.
+
+    A sub-agent (``as_tool``) with tools needs a plugin of its own, or is refused.
 
     Args:
         scope: From the framework's ``ExecuteToolContext`` to the call's facts, e.g. ``lambda ctx: {"user":
@@ -63,6 +65,9 @@ class ApprovalPlugin(Plugin):
         agent.add_hook(_end_run, AfterToolCallEvent)
 
     async def _around(self, context: Any, call_next: Callable[[Any], AsyncIterator[Any]]) -> AsyncIterator[Any]:
+        inner = getattr(context.tool, "agent", None)  # of an agent as a tool
+        if isinstance(inner, Agent) and inner.tool_names and not _is_guarded(inner):
+            raise ConfigurationError(f"The sub-agent '{inner.name}' runs tools without the guard: give it the plugin.")
         # The tool itself is exchanged, so that what stands further inside still comes before the guard.
         if context.tool is not None and not isinstance(context.tool, StructuredOutputTool):  # that is the answer's form
             context = context.replace(tool=_Guarded(context, self.bridge))
@@ -80,6 +85,10 @@ class ApprovalPlugin(Plugin):
             probe = Agent(model=_Script(canary.name), tools=[*tools], callback_handler=None)
             probe._middleware_registry = agent._middleware_registry
             await probe.invoke_async("canary")
+
+
+def _is_guarded(agent: Agent) -> bool:
+    return any(isinstance(one, ApprovalPlugin) for one in agent._plugin_registry._plugins.values())
 
 
 class _Guarded:
@@ -127,8 +136,8 @@ class _Guarded:
         except ApprovalRequired as pause:
             if self._bridge.pause == "retry":
                 return self._told(tool_use, pause)
-            waits = Interrupt(self._context._interrupt_id(_NAME), _NAME, {_NAME: request_facts(pause.request)})
-            raise InterruptException(waits) from pause
+            for asked in itertools.count():  # one after the other, until one that nobody answered yet, which raises
+                self._context.interrupt(f"{_NAME}:{asked}", reason={_NAME: request_facts(pause.request)})
         except Refusal as refusal:
             return self._told(tool_use, refusal)
         except _ToolError:

@@ -18,10 +18,15 @@ from strands.middleware import ExecuteToolStage
 from strands.types.exceptions import EventLoopException
 
 from hitl_guard.errors import ConfigurationError, StoreUnavailableError
+from hitl_guard.guard import Guard
 from hitl_guard.integrations.strands import ApprovalPlugin
+from hitl_guard.keyring import Keyring
+from hitl_guard.policy.combined import Policy
+from hitl_guard.policy.documents import PolicyDocument
 from tests.frameworks.bench import ONE, Bench
 from tests.frameworks.contract import Contract
 from tests.frameworks.rig_strands import Scripted, Strands
+from tests.frameworks.told import POLICY as ALL
 
 FACTS = {"user": "ana", "run_id": "conversation"}
 LOOK: Any = [[("c1", "look", {"place": "attic"})]]
@@ -177,7 +182,11 @@ async def test_the_form_of_an_answer_needs_no_approval(bench: Bench) -> None:
     class Answer(BaseModel):
         text: str
 
-    agent = agent_of(bench, calls=[[("a1", "Answer", {"text": "hello"})]])
+    policy = Policy.of(PolicyDocument.from_source(ALL.encode(), "all.yaml"))
+    guard = Guard(policy=policy, keyring=Keyring.from_file(bench.folder / "keys.json"), store=bench.store)
+    plugin = ApprovalPlugin(guard, scope=lambda ctx: FACTS)
+    script = Scripted([[("a1", "Answer", {"text": "hello"})]])
+    agent = Agent(model=script, plugins=[plugin], callback_handler=None)
 
     result = await agent.invoke_async("go", structured_output_model=Answer)
 
@@ -219,3 +228,79 @@ async def test_the_request_names_the_agent(bench: Bench) -> None:
     await agent.invoke_async("go")
 
     assert bench.only().agent == "clerk"
+
+
+async def test_a_call_in_the_background_waits_until_a_person_has_decided(bench: Bench) -> None:
+    agent = agent_of(bench, background_tasks={"always": ["delete_record"]})
+    paused = await agent.invoke_async("go")
+    request = bench.only()
+
+    again = await agent.invoke_async(answers(paused))
+    assert (bench.ran, again.stop_reason) == ([], "interrupt")
+    bench.approve(request)
+    await agent.invoke_async(answers(again))
+
+    assert (bench.ran, bench.state(request)) == (["delete 42"], "succeeded")
+
+
+async def test_a_yes_before_the_person_decided_asks_again(bench: Bench) -> None:
+    agent = agent_of(bench)
+    paused = await agent.invoke_async("go")
+    for _ in range(2):
+        paused = await agent.invoke_async(answers(paused))
+        assert (bench.ran, len(paused.interrupts)) == ([], 1)
+    bench.approve(bench.only())
+
+    await agent.invoke_async(answers(paused))
+
+    assert bench.ran == ["delete 42"]
+
+
+def answers(paused: Any) -> Any:
+    return [{"interruptResponse": {"interruptId": one.id, "response": True}} for one in paused.interrupts]
+
+
+async def test_a_sub_agent_without_the_plugin_is_refused(bench: Bench) -> None:
+    child = Agent(
+        name="worker", model=Scripted(ONE), callback_handler=None,
+        tools=[tool(name="delete_record", description="d")(bench.tools["delete_record"])],
+    )
+    agent = agent_of(bench, child.as_tool(), calls=[[("d1", "worker", {"input": "delete it"})]])
+
+    with pytest.raises(EventLoopException, match="give it the plugin"):
+        await agent.invoke_async("go")
+
+    assert bench.ran == []
+
+
+async def test_an_app_that_calls_a_tool_itself_has_to_ask_as_well(bench: Bench) -> None:
+    agent = agent_of(bench)
+
+    with pytest.raises(RuntimeError, match="interrupt"):
+        await asyncio.to_thread(lambda: agent.tool.delete_record(record=42))
+
+    assert (bench.ran, bench.only().arguments) == ([], {"record": 42})
+
+
+async def test_what_the_policy_never_lets_run_does_not_run(bench: Bench) -> None:
+    @tool
+    def drop_database() -> str:
+        """Drop it."""
+        bench.note("dropped")
+        return "dropped"
+
+    agent = agent_of(bench, drop_database, calls=[[("c1", "drop_database", {})]])
+
+    await agent.invoke_async("go")
+
+    assert (bench.ran, bench.waiting()) == ([], [])
+    assert "Never." in said(agent)
+
+
+async def test_a_tool_that_nobody_has_is_told_as_unknown(bench: Bench) -> None:
+    agent = agent_of(bench, calls=[[("c1", "no_such_tool", {})]])
+
+    await agent.invoke_async("go")
+
+    assert bench.waiting() == []
+    assert "Unknown tool" in said(agent)
