@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,11 @@ KEPT = 1_000
 
 TIMEOUT_S = 60.0
 """How long a hook may take. Then the call is blocked."""
+
+CALL_ID_KEY = "claudecode/toolUseId"
+"""Where the program names the model's call in the ``_meta`` of ``tools/call``."""
+
+_CALL_ID: ContextVar[str | None] = ContextVar("hitl_guard_tool_use_id", default=None)
 
 
 class Approvals:
@@ -69,6 +75,7 @@ class Approvals:
         if twice := {tool.name for tool in tools} & self._own.keys():
             raise ConfigurationError(f"Two servers have a tool of the same name: {', '.join(sorted(twice))}.")
         made = create_sdk_mcp_server(name, version, [replace(tool, handler=self._handler(tool)) for tool in tools])
+        _name_calls(made["instance"])
         for tool in tools:
             self._own[tool.name] = made["instance"], ToolDefinition(tool.name, tool.description, _schema(tool))
         self.bridge.know(self._own)
@@ -137,17 +144,20 @@ class Approvals:
         return handler
 
     def _announced_call(self, tool: SdkMcpTool[Any], arguments: Any) -> ToolCall:
-        """Return the call, if the hook has seen it with these arguments. The program tells the handler nothing else."""
-        for call_id, given in self._announced.items():
-            if given["tool"] == tool.name and given["tool_input"] == arguments:
-                del self._announced[call_id]
-                return self._call(given, tool.name)
-        facts = next(reversed(self._announced.values()), None)
-        if facts is None:
+        """Return the call, if the hook has seen it with these arguments.
+
+        Raises:
+            ArgsMismatchError: another hook changed them later.
+            ConfigurationError: the hook has not seen it.
+        """
+        given = self._announced.pop(_CALL_ID.get() or "", None)
+        if given is None:
             raise ConfigurationError("A tool was called without the hook: use the options that 'Approvals' returned.")
-        call = self._call({**facts, "tool_input": arguments}, tool.name)
+        call = self._call({**given, "tool_input": arguments}, tool.name)
         with self.bridge.guard._refusals(call):
-            raise ArgsMismatchError("A tool got other arguments than the hook saw.", detail="sealed")
+            if given["tool"] != tool.name or given["tool_input"] != arguments:
+                raise ArgsMismatchError("A tool got other arguments than the hook saw.", detail="sealed")
+        return call
 
     def _told(self, error: ApprovalRequired | RefusedError | CanonicalizationError) -> dict[str, Any]:
         answered = isinstance(error, ApprovalDeniedError) and error.response is not None
@@ -187,6 +197,9 @@ class _Before:
             raise ConfigurationError("Permissions are bypassed: choose another permission mode.")
         own = self._own_tool(given)
         if own is not None:  # its handler asks
+            before = approvals._announced.get(given["tool_use_id"])
+            if before is not None and before["session_id"] != given["session_id"]:  # for whom is the next call of it?
+                return _decision("deny", permissionDecisionReason="Another session uses this tool-call id.")
             _keep(approvals._announced, given["tool_use_id"], {**given, "tool": own})
             return {}
         call = approvals._call(given, given["tool_name"])
@@ -212,6 +225,28 @@ class _Before:
 
 class _ToolError(Exception):
     """A tool told the model that it failed: a signal inside this module, so that the outcome is on record."""
+
+
+def _name_calls(server: Any) -> None:
+    """Let a server's handlers know which call of the model's they answer: the program says it beside the arguments.
+
+    Raises:
+        ConfigurationError: the installed MCP SDK cannot tell.
+    """
+    find = getattr(server, "get_request_handler", None)
+    if find is None:
+        raise ConfigurationError("Tools of your own need the MCP SDK 2 or newer: update 'mcp'.")
+    entry = find("tools/call")
+
+    async def named(context: Any, params: Any) -> Any:
+        call_id = (params.meta or {}).get(CALL_ID_KEY)
+        token = _CALL_ID.set(call_id if isinstance(call_id, str) else None)
+        try:
+            return await entry.handler(context, params)
+        finally:
+            _CALL_ID.reset(token)
+
+    server.add_request_handler("tools/call", entry.params_type, named)
 
 
 def _decision(decision: str, **more: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Model:
     Attributes:
         told: The results of tools that it was given, in order, whatever request they came with.
         repeats: Where the history begins with a run that was resumed: the calls whose results hold these words are made
-            again, once, with the arguments that the history has.
+            again, once, with the arguments that the history has; all calls where none does (a sub-agent's waits).
     """
 
     def __init__(self, turns: Turns, inner: tuple[str, Model] | None = None) -> None:
@@ -41,10 +41,8 @@ class Model:
         self.told = [*results.values()]
         words, self.repeats = self.repeats, None
         if words is not None:
-            return [
-                call | {"id": f"{call_id}again"} for call_id, call in calls.items()
-                if words in str(results.get(call_id))
-            ]
+            waiting = {call_id: call for call_id, call in calls.items() if words in str(results.get(call_id))}
+            return [call | {"id": f"{call_id}again"} for call_id, call in (waiting or calls).items()]
         asked = calls.keys()
         for turn in self._turns:
             if not asked & {call_id for call_id, _, _ in turn}:

@@ -113,7 +113,9 @@ class ClaudeAgent(Rig):
         options, _ = self._options(setup, cwd)
         model = Model([_named(turn) for turn in setup.script])
         if setup.inner:
-            task = {"description": "task", "prompt": TASK, "subagent_type": "general-purpose"}
+            task = {
+                "description": "task", "prompt": TASK, "subagent_type": "general-purpose", "run_in_background": False,
+            }
             model = Model([[("d1", "Task", task)]], inner=(TASK, model))
         with tempfile.TemporaryDirectory() as folder, serving(model) as url:
             home = Path(folder) / "home"

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("claude_agent_sdk")
 
 from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, HookMatcher, create_sdk_mcp_server
+from mcp import Client
 
 from hitl_guard.errors import ConfigurationError
 from hitl_guard.guard import Guard
@@ -246,6 +247,32 @@ async def test_options_without_the_hook_fail_the_self_test(bench: Bench) -> None
     for options in (ClaudeAgentOptions(), weak):
         with pytest.raises(ConfigurationError, match="canary"):
             await approvals.selftest(options)
+
+
+async def test_one_call_id_in_two_sessions_is_refused(bench: Bench) -> None:
+    approvals = Approvals(bench.guard, scope=lambda call: FACTS)
+    server = approvals.server("shop", [tool_of("look", bench.tools["look"], {"place": str})])
+    options = approvals.options(ClaudeAgentOptions(setting_sources=[], mcp_servers={"shop": server}))
+    assert options.hooks is not None
+    hook = options.hooks["PreToolUse"][0].hooks[0]
+    call: Any = {"tool_name": "mcp__shop__look", "tool_input": {"place": "attic"}, "tool_use_id": "t1"}
+
+    first = await hook(call | {"session_id": "ana's"}, None, {"signal": None})
+    second = await hook(call | {"session_id": "eve's"}, None, {"signal": None})
+
+    assert first == {}
+    assert second["hookSpecificOutput"]["permissionDecision"] == "deny"
+
+
+async def test_a_tool_that_is_called_around_the_program_does_not_run(bench: Bench) -> None:
+    approvals = Approvals(bench.guard, scope=lambda call: FACTS)
+    server = approvals.server("shop", [tool_of("look", bench.tools["look"], {"place": str})])
+
+    async with Client(server["instance"]) as client:
+        answer = await client.call_tool("look", {"place": "attic"})
+
+    assert answer.is_error
+    assert bench.ran == []
 
 
 async def test_calls_that_never_come_are_forgotten(bench: Bench) -> None:
