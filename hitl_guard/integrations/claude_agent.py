@@ -215,7 +215,9 @@ class _Before:
         return _decision("allow", updatedInput=permit.arguments)
 
     def _own_tool(self, given: Mapping[str, Any]) -> str | None:
-        """Return the name of one of our own servers' tools."""
+        """Return the name of one of our own servers' tools. Nothing but what runs in this process is ours."""
+        if (given.get("mcp_server") or {}).get("source") != "sdk":
+            return None
         for key, instance in self._servers.items():
             name = str(given["tool_name"]).removeprefix(f"mcp__{key}__")
             if name != given["tool_name"] and self._approvals._own.get(name, (None,))[0] is instance is not None:

@@ -320,8 +320,8 @@ class _Invoker(_FailureHandlingFunctionToolInvoker):
                 await self.guard.request(call)
             result = await self.bridge.run(call, partial(self._start, ctx, kept))
         except ConsumedError:
-            if nested is None or not nested.interruptions:
-                raise
+            if not isinstance(self.tool._agent_instance, _Protected) or nested is None or not nested.interruptions:
+                raise  # what the stored state says of a nested run makes no sub-agent of another tool
             # This very call was spent to start a sub-agent that has paused. Its tools ask the guard themselves.
             return await invoke_function_tool(function_tool=self.inner, context=ctx, arguments=text)
         return _parts(kept[0], result)

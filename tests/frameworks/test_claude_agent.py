@@ -17,6 +17,7 @@ from hitl_guard.errors import ConfigurationError
 from hitl_guard.guard import Guard
 from hitl_guard.integrations.claude_agent import KEPT, Approvals
 from hitl_guard.keyring import Keyring
+from hitl_guard.models import Principal
 from hitl_guard.policy.combined import Policy
 from hitl_guard.policy.documents import PolicyDocument
 from tests.frameworks.bench import BOB, Bench
@@ -42,6 +43,10 @@ rules:
     reason: Never.
 """
 FACTS = {"user": "ana", "run_id": "conversation"}
+OURS = {
+    "tool_name": "mcp__shop__look", "tool_input": {"place": "attic"}, "mcp_server": {"name": "shop", "source": "sdk"},
+}
+"""What the program tells a hook about a call of a server in this process."""
 
 
 class TestClaudeAgent(Contract):
@@ -249,13 +254,28 @@ async def test_options_without_the_hook_fail_the_self_test(bench: Bench) -> None
             await approvals.selftest(options)
 
 
+async def test_another_program_in_the_place_of_our_server_is_not_ours(bench: Bench) -> None:
+    approvals = Approvals(bench.guard, scope=lambda call: FACTS)
+    tools = [tool_of("delete_record", bench.tools["delete_record"], {"record": int})]
+    servers: Any = {"shop": approvals.server("shop", tools)}
+    options = approvals.options(ClaudeAgentOptions(setting_sources=[], mcp_servers=servers))
+    assert options.hooks is not None
+    hook = options.hooks["PreToolUse"][0].hooks[0]
+    bench.guard.pause(by=Principal("olga", roles=("operator",)))
+    call: Any = {"tool_name": "mcp__shop__delete_record", "tool_input": {"record": 42}, "tool_use_id": "t1"}
+
+    for server in ({}, {"mcp_server": {"name": "shop", "source": "project"}}):
+        answer: Any = await hook(call | server | {"session_id": "s"}, None, {"signal": None})
+        assert answer["hookSpecificOutput"]["permissionDecision"] == "deny"
+
+
 async def test_one_call_id_in_two_sessions_is_refused(bench: Bench) -> None:
     approvals = Approvals(bench.guard, scope=lambda call: FACTS)
     server = approvals.server("shop", [tool_of("look", bench.tools["look"], {"place": str})])
     options = approvals.options(ClaudeAgentOptions(setting_sources=[], mcp_servers={"shop": server}))
     assert options.hooks is not None
     hook = options.hooks["PreToolUse"][0].hooks[0]
-    call: Any = {"tool_name": "mcp__shop__look", "tool_input": {"place": "attic"}, "tool_use_id": "t1"}
+    call: Any = OURS | {"tool_use_id": "t1"}
 
     first = await hook(call | {"session_id": "ana's"}, None, {"signal": None})
     second = await hook(call | {"session_id": "eve's"}, None, {"signal": None})
@@ -283,7 +303,7 @@ async def test_calls_that_never_come_are_forgotten(bench: Bench) -> None:
     hook = options.hooks["PreToolUse"][0].hooks[0]
 
     for number in range(KEPT + 10):
-        call: Any = {"tool_name": "mcp__shop__look", "tool_input": {"place": "attic"}, "tool_use_id": f"t{number}"}
+        call: Any = OURS | {"tool_use_id": f"t{number}"}
         await hook(call | {"session_id": "s"}, None, {"signal": None})
 
     assert len(approvals._announced) == KEPT

@@ -7,8 +7,10 @@ import copy
 import json
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -716,3 +718,21 @@ async def test_the_tools_of_a_local_mcp_server_are_guarded(bench: Bench, tmp_pat
 
     assert bench.ran == ["delete 43"]
     assert "deleted 43" in told(ended)
+
+
+async def test_a_state_that_makes_a_sub_agent_of_a_tool_runs_it_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = agent_of(bench, tool_of(bench.tools["delete_record"]))
+    paused = await started(agent)
+    bench.approve(bench.only())
+    await resumed(agent, paused)
+    nested = SimpleNamespace(interruptions=[object()])
+    monkeypatch.setattr(
+        "hitl_guard.integrations.openai_agents.peek_agent_tool_run_result", lambda *given, **more: nested
+    )
+
+    with suppress(Exception):
+        await resumed(agent, paused)
+
+    assert bench.ran == ["delete 42"]
