@@ -21,7 +21,10 @@ from .document import Document, Node
 FORMAT = "ag-ui"
 
 REASON = "tool_call"
-"""The protocol's reason of an interrupt that asks whether a tool may be called."""
+"""The protocol's reason of an interrupt that asks whether a tool may be called; it must name the tool call."""
+
+REASON_UNBOUND = "confirmation"
+"""The protocol's reason of a yes-or-no question without a tool-call id (deny-and-retry)."""
 
 
 def interrupt_of(request: ApprovalRequest) -> dict[str, Any]:
@@ -33,7 +36,8 @@ def interrupt_of(request: ApprovalRequest) -> dict[str, Any]:
     if all(need.edit for need in request.requirements):
         answers["editedArgs"] = {"type": "object"}
     return {
-        "id": request.id, "reason": REASON, "message": question(request),
+        "id": request.id, "reason": REASON_UNBOUND if request.call_id is None else REASON,
+        "message": question(request),
         **({} if request.call_id is None else {"toolCallId": request.call_id}),
         "responseSchema": {"type": "object", "properties": answers, "required": ["approved"]},
         "expiresAt": utc(request.decide_by),

@@ -1,14 +1,15 @@
 """From a request to what a client is asked, and from its answer to a decision: what all formats have in common.
 
-An answer decides nothing by itself. The app reads it with `claims_in`, loads the request that it names, and gives
-`decision` to `Guard.decide`, with the principal of its own login.
+An answer decides nothing by itself. The app reads it with `claims_in`, takes those that are `live`, loads the request
+that each names, and gives `decision` to `Guard.decide`, with the principal of its own login.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from ..errors import ArgsMismatchError, InvalidApprovalError
+from ..errors import ArgsMismatchError, ConsumedError, InvalidApprovalError
 from ..models import ApprovalRequest
 from ..render import layout
 from ..render.characters import escape
@@ -25,11 +26,29 @@ def question(request: ApprovalRequest) -> str:
     return f"Run the tool '{escape(request.tool)}' with these arguments?\n{layout.arguments(data)}{warnings}"
 
 
+def live(claims: Iterable[Claim]) -> list[Claim]:
+    """Return the answers that still have to decide something, in their order; what history repeats is left out.
+
+    Call it before the first decision, so that a body that says both yes and no decides nothing.
+
+    Raises:
+        ConsumedError: one request is answered twice (``detail`` repeated), be it in the same way.
+    """
+    answers = [claim for claim in claims if claim.outcome == "none"]
+    # A tool-call id names a request only in formats without an id of ours: models repeat tool-call ids.
+    named = {(one.request_id, one.call_id if one.request_id is None else None) for one in answers}
+    if len(named) != len(answers):
+        raise ConsumedError("One approval is answered twice.", detail="repeated")
+    return answers
+
+
 def decision(claim: Claim, request: ApprovalRequest) -> dict[str, Any]:
     """Return the arguments of `Guard.decide` that an answer stands for: approve, fingerprint, reason and arguments.
 
     Args:
-        claim: From `claims_in`. request: The one that it names, as the guard returns it (`Guard.get`, `Guard.pending`).
+        claim: From `claims_in`.
+        request: The one that it names, as the guard returns it: `Guard.get` for a request id, `Guard.pending` of the
+            app's own run for a tool-call id (models repeat those in other runs).
 
     Raises:
         InvalidApprovalError: it is no answer to this request, or it has been used.

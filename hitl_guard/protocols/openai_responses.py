@@ -22,6 +22,8 @@ FORMAT = "openai-responses"
 def approval_request_of(request: ApprovalRequest, *, server_label: str) -> dict[str, Any]:
     """Return the item that asks for an approval: its id is the tool call's, ``arguments`` the text that was signed.
 
+    Nothing in it is masked: the client gets secret arguments too.
+
     Args:
         server_label: The MCP server's label in the conversation.
 
