@@ -156,7 +156,8 @@ class ToolCall:
         occurrence: The call's index among calls with an equal tool-call id in that run's history, from 0.
         agent: The agent's id or principal, or None.
         definition: What the model was told about the tool, or None.
-        turn: The earlier calls of the same model turn, so that a policy sees them together.
+        turn: The earlier calls of the same model turn, so that a policy sees them together. None: not known; rules
+            that depend on it then stop the call.
         context: JSON data for policy conditions, from the host (never from the model), or None.
     """
 
@@ -169,7 +170,7 @@ class ToolCall:
     occurrence: int = field(default=0, kw_only=True)
     agent: str | Principal | None = field(default=None, kw_only=True)
     definition: ToolDefinition | None = field(default=None, kw_only=True)
-    turn: tuple[ToolCall, ...] = field(default=(), kw_only=True, repr=False)
+    turn: tuple[ToolCall, ...] | None = field(default=None, kw_only=True, repr=False)
     context: Mapping[str, Any] | None = field(default=None, kw_only=True, repr=False)
 
 

@@ -95,7 +95,7 @@ def call_of(
     """
     if context is None:
         raise ConfigurationError("Call guarded tools inside 'with guard.context(user=..., run_id=...)'.")
-    given = dict(context)
+    given: dict[str, Any] = {"turn": None, **context}
     if not {"user", "run_id"} <= given.keys() or not given.keys() <= FIELDS:
         raise ConfigurationError("A context needs 'user' and 'run_id', and takes nothing unknown.")
     grant: dict[str, Any] = {key: given.pop(key) for key in ("request_id", "token") if key in given}

@@ -16,6 +16,8 @@ from .errors import (
     ApprovalRequired,
     CanonicalizationError,
     ConfigurationError,
+    ConsumedError,
+    InDoubtError,
     PolicyDeniedError,
     RefusedError,
     UnavailableError,
@@ -249,6 +251,8 @@ def refusal_result(error: RefusedError | CanonicalizationError) -> Any:
         return error.reason if error.response is None else error.response
     if isinstance(error, PolicyDeniedError):
         return error.reason or "The policy does not allow this call."
+    if isinstance(error, (ConsumedError, InDoubtError)):
+        return f"Refused ({error.code}): the call was started before. Do not repeat it."
     return f"Refused ({error.code}): the call was not run."
 
 

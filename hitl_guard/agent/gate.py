@@ -150,7 +150,9 @@ class Gate:
         asked = PolicyInput(
             tool=call.tool, arguments=canonical.decode(raw), user=self.owner.user.id, tenant=self.owner.tenant,
             run_id=self.run_id, call_id=call.call_id, agent=self.agent.id,
-            turn=tuple((one.tool, dict(one.arguments)) for one in call.turn if isinstance(one.arguments, dict)),
+            turn=None if call.turn is None else tuple(
+                (one.tool, dict(one.arguments)) for one in call.turn if isinstance(one.arguments, dict)
+            ),
             context=self.owner.context,
         )
         verdicts = [

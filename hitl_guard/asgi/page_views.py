@@ -251,7 +251,7 @@ def detail(
         ),
         "most_revealed": MAX_REVEALED, "needed": row.needed, "needs": _needs(dossier), "passkey": row.passkey,
         "previous": _earlier(dossier, secrets), "request": request, "size": len(request.canonical),
-        "turn": [_turn_call(request, tool, arguments, secrets) for tool, arguments in dossier.turn],
+        "turn": [_turn_call(request, tool, arguments, secrets) for tool, arguments in dossier.turn or ()],
         "warnings": warned(request.canonical, masks),
     }
 

@@ -89,7 +89,7 @@ def test(ctx: click.Context, files: tuple[str, ...], as_json: bool) -> None:
 @click.argument("files", nargs=-1, required=True, type=_FILE)
 @click.option("--tool", required=True, help="The tool's name.")
 @click.option("--args", "arguments", default="{}", show_default=True, metavar="JSON", help="The call's arguments.")
-@click.option("--turn", metavar="JSON", help='Earlier calls of the turn: [{"tool": …, "args": …}].')
+@click.option("--turn", metavar="JSON", help='Earlier calls of the turn: [{"tool": …, "args": …}]; null: not known.')
 @click.option("--context", "facts", metavar="JSON", help="The host's data for conditions.")
 @click.option("--user", help="Whom the agent works for.")
 @click.option("--tenant", help="The tenant.")
@@ -112,8 +112,8 @@ def explain(
         raise click.BadParameter("give one JSON object.", param_hint="--args")
     try:
         call = call_input(
-            tool, given, turn=None if turn is None else _parsed("--turn", turn),
-            context=None if facts is None else _parsed("--context", facts), **names,
+            tool, given, context=None if facts is None else _parsed("--context", facts), **names,
+            **({} if turn is None else {"turn": _parsed("--turn", turn)}),
         )
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error

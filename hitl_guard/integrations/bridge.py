@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from ..aio import AsyncGuard
 from ..dropin import CONTEXT
-from ..errors import ApprovalRequired, CanonicalizationError, ConfigurationError, RefusedError
+from ..errors import ApprovalRequired, CanonicalizationError, ConfigurationError, HitlGuardError, RefusedError
 from ..guard import Guard
 from ..lifecycle import running
 from ..lifecycle.control import CANARY_TOOL
@@ -32,8 +32,23 @@ PAUSES = ("native", "retry")
 Facts = Mapping[str, Any]
 """Who calls, and in which run: ``user`` and ``run_id``, and ``tenant``, ``agent`` or ``context`` where they count."""
 
+Asked = tuple[str, Any]
+"""A call that the model made: the tool's name, and its arguments as a mapping or as raw JSON text."""
+
 Refusal = (RefusedError, CanonicalizationError)
 """What ends one call and is told to the model. Everything else ends the run: nobody knows, or the set-up is wrong."""
+
+class InnerCallError(Exception):
+    """A tool has started, and ended because the guard stopped a call inside it: the tool's own error, in ``error``.
+
+    It is none of what the guard says of the tool's own call. Adapters raise ``error`` where the framework hears of
+    what tools raise.
+    """
+
+    def __init__(self, error: HitlGuardError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
 
 _CANARY: contextvars.ContextVar[Canary | None] = contextvars.ContextVar("hitl_guard_canary", default=None)
 _NAMED = ("user", "run_id", "tenant", "agent", "context")
@@ -91,7 +106,7 @@ class Bridge:
     def call(
         self, tool: str, arguments: Any, *, framework: Any, call_id: str | None, occurrence: int = 0,
         run_id: str | None = None, user: str | None = None, agent: str | None = None,
-        definition: ToolDefinition | None = None, turn: Sequence[ToolCall] = (),
+        definition: ToolDefinition | None = None, turn: Sequence[Asked] | None = None,
     ) -> ToolCall:
         """Return the call that a hook sees.
 
@@ -100,6 +115,8 @@ class Bridge:
             framework: What the framework hands to its hooks; ``scope`` gets it.
             call_id: The provider's tool-call id. None: the call is bound to its arguments, as with ``pause="retry"``.
             run_id, user, agent: What the framework itself knows; facts of the app count more.
+            turn: Tool and arguments of the earlier calls of the model's turn, for the policy. None: the framework
+                does not tell, and rules that depend on it stop the call.
 
         Raises:
             ConfigurationError: nobody says for whom, or in which run.
@@ -113,10 +130,15 @@ class Bridge:
             )
         retry = self.pause == "retry" or call_id is None
         facts |= {} if retry else {"call_id": call_id, "occurrence": occurrence}
-        facts |= {"turn": tuple(turn)} if turn else {}
-        text = isinstance(arguments, (str, bytes))
-        made, _ = call_of(tool, arguments if text else plain(arguments), facts, retry=retry)
+        facts["turn"] = None if turn is None else tuple(self._earlier(turn, facts))
+        made, _ = call_of(tool, _given(arguments), facts, retry=retry)
         return made if definition is None else replace(made, definition=definition)
+
+    def _earlier(self, turn: Iterable[Asked], facts: Facts) -> Iterator[ToolCall]:
+        """Yield the earlier calls of a turn. One without a JSON form never runs, so it never counts."""
+        for tool, arguments in turn:
+            with suppress(CanonicalizationError):
+                yield ToolCall(tool, _given(arguments), run_id=facts["run_id"], call_id=None, user=facts["user"])
 
     def _facts(self, framework: Any) -> dict[str, Any]:
         canary = _CANARY.get()
@@ -127,8 +149,8 @@ class Bridge:
         if self._scope is None:
             return facts
         own = self._scope(framework)
-        if not isinstance(own, Mapping) or not own.keys() <= set(_NAMED):
-            raise ConfigurationError(f"'scope' returns a mapping with some of: {', '.join(_NAMED)}.")
+        if not isinstance(own, Mapping) or not own.keys() <= set(_NAMED) or None in own.values():
+            raise ConfigurationError(f"'scope' returns a mapping with some of: {', '.join(_NAMED)}; none is None.")
         return facts | dict(own)
 
     # -- the call ------------------------------------------------------------------------------------------------
@@ -143,9 +165,11 @@ class Bridge:
             ApprovalRequired: a person must decide first; the tool did not run.
             RefusedError, CanonicalizationError: the call must not run.
             UnavailableError, ConfigurationError: nobody can tell; the tool did not run.
+            InnerCallError: the tool ran, and a call inside it was stopped. Anything else is what the tool raised.
         """
         async def started(permit: Permit) -> Any:
-            return await start(permit)
+            with _inner_calls():
+                return await start(permit)
 
         permit = await self.permit(call)
         return _noticed(permit, await running.run_async(permit, started, self._effect(call), self.guard.settle))
@@ -164,9 +188,13 @@ class Bridge:
 
     def run_sync(self, call: ToolCall, start: Callable[[Permit], Any]) -> Any:
         """Do the same in this thread."""
+        def started(permit: Permit) -> Any:
+            with _inner_calls():
+                return start(permit)
+
         with _heard():
             permit = self.guard.authorize(call)
-        return _noticed(permit, running.run(permit, start, self._effect(call), self.guard.settle))
+        return _noticed(permit, running.run(permit, started, self._effect(call), self.guard.settle))
 
     def _effect(self, call: ToolCall) -> str:
         return effect_of(self._effects.get(call.tool), known(self.guard, call.tool))
@@ -211,9 +239,34 @@ def _heard() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _inner_calls() -> Iterator[None]:
+    """Tell what stops a call inside a tool from what stops the tool's own."""
+    try:
+        yield
+    except (ApprovalRequired, *Refusal) as error:
+        raise InnerCallError(error) from error
+
+
 def request_facts(request: ApprovalRequest) -> dict[str, str]:
     """Return what a framework's own pause carries about a request: where to decide it, and nothing to trust."""
     return {"fingerprint": request.fingerprint, "request_id": request.id, "tenant": request.tenant}
+
+
+def _given(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, (str, bytes)) else plain(arguments)
+
+
+def earlier_of(calls: Iterable[tuple[str, str, Any]], call_id: str | None) -> list[Asked] | None:
+    """Return the calls of the model's turn before one of them; None where its id does not name one of them.
+
+    Args:
+        calls: Tool-call id, tool and arguments of each call of the turn, in order. Where several have one id, all
+            before the last of them count.
+    """
+    turn = list(calls)
+    places = [place for place, (own_id, _, _) in enumerate(turn) if own_id == call_id]
+    return [(tool, arguments) for _, tool, arguments in turn[: places[-1]]] if places else None
 
 
 def plain(arguments: Any) -> Any:

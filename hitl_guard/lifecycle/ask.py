@@ -39,6 +39,11 @@ def stored_bytes(value: Any) -> bytes:
     return canonical.canonicalize(value, limits=_DETAILS_LIMITS)
 
 
+def stored_turn(details: Details) -> tuple[tuple[str, bytes], ...] | None:
+    """Return the earlier calls of the model's turn as bytes; None: not known."""
+    return None if details.turn is None else tuple((tool, stored_bytes(given)) for tool, given in details.turn)
+
+
 def envelope_of(
     desk: Desk, bound: Bound, verdict: Verdict, reading: Reading, *, supersedes: Record | None = None,
     edited: bool = False,
@@ -53,7 +58,7 @@ def envelope_of(
     details = Details(
         tool=bound.tool, definition=bound.definition, requirements=needs, rules=verdict.rules, reason=verdict.reason,
         parties=bound.parties,
-        turn=tuple((tool, canonical.decode(arguments)) for tool, arguments in bound.turn),
+        turn=bound.turn_decoded(),
         context=None if bound.context is None else canonical.decode(bound.context), generation=reading.generation,
     )
     settings = desk.settings
@@ -182,7 +187,7 @@ def as_signed(bound: Bound, record: Record) -> Bound:
     return replace(
         bound, agent=record.envelope.agent, canonical=record.row.arguments, fingerprint=record.envelope.fingerprint,
         context=context,
-        turn=tuple((tool, stored_bytes(arguments)) for tool, arguments in details.turn),
+        turn=stored_turn(details),
     )
 
 

@@ -42,7 +42,7 @@ class Bound:
     agent: str | None
     agents: tuple[str, ...]
     who: Parties | tuple[str | Principal, str | Principal | None]
-    turn: tuple[tuple[str, bytes], ...]
+    turn: tuple[tuple[str, bytes], ...] | None
     context: bytes | None
     spec: ToolSpec | None
     _tool_digest: str | None = None
@@ -80,12 +80,16 @@ class Bound:
         if given is not None and (given.name != self.tool or (self.spec is not None and self.spec.definition != given)):
             raise ToolChangedError("The call brings another definition than the tool's; load the tool anew.")
 
+    def turn_decoded(self) -> tuple[tuple[str, dict[str, Any]], ...] | None:
+        """Return the earlier calls of the model's turn, decoded afresh; None: not known."""
+        return None if self.turn is None else tuple((tool, canonical.decode(given)) for tool, given in self.turn)
+
     def policy_input(self) -> PolicyInput:
         """Return what the policy may look at, decoded afresh."""
         return PolicyInput(
             tool=self.tool, arguments=canonical.decode(self.canonical), user=self.scope.user, tenant=self.scope.tenant,
             run_id=self.scope.run, call_id=self.scope.call_id, agent=self.agent,
-            turn=tuple((tool, canonical.decode(arguments)) for tool, arguments in self.turn),
+            turn=self.turn_decoded(),
             context=None if self.context is None else canonical.decode(self.context), dynamic=self.spec is None,
         )
 
@@ -112,7 +116,7 @@ def bind(call: ToolCall, spec: ToolSpec | None, settings: Settings) -> Bound:
         agent=None if call.agent is None else _id("agent", call.agent, call.tenant),
         agents=call.agent.aliases if isinstance(call.agent, Principal) else (),
         who=(call.user, call.agent),
-        turn=() if type(call.turn) is tuple and not call.turn else _turn(_calls(call.turn), settings),
+        turn=_turn(call.turn, settings),
         context=None if call.context is None else canonical_value(_plain(call.context), settings), spec=spec,
     )
 
@@ -140,9 +144,11 @@ def canonical_value(value: Any, settings: Settings) -> bytes:
     return canonical.canonicalize(value, limits=settings.limits, exact=True, big_integers=settings.big_integers)
 
 
-def _turn(calls: Iterable[ToolCall], settings: Settings) -> tuple[tuple[str, bytes], ...]:
+def _turn(turn: object, settings: Settings) -> tuple[tuple[str, bytes], ...] | None:
     """Return the earlier calls of a turn as bytes. They are stored with each request, so they have one call's limit."""
-    earlier = tuple(_earlier(calls, settings))
+    if turn is None or (type(turn) is tuple and not turn):
+        return turn
+    earlier = tuple(_earlier(_calls(turn), settings))
     if sum(len(arguments) for _, arguments in earlier) > settings.limits.max_bytes:
         raise CanonicalizationError(
             "The earlier calls of the turn are too large together: let the model make fewer calls at once.",

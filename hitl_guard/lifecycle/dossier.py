@@ -47,7 +47,8 @@ class Dossier:
 
     Attributes:
         definition: What the model was told about the tool, or None.
-        turn: ``(tool, arguments)`` of the earlier calls of the same model turn. Written by the model, as are arguments.
+        turn: ``(tool, arguments)`` of the earlier calls of the same model turn, written by the model, as are arguments;
+            None: nobody said which there are.
         context: JSON data that the host gave for the policy, or None.
         requesters, agent_names: Everybody on the requester's side, and the agent's own names, folded (`rights.folded`).
         history: Every event, in order. The asking itself is none: ``request.issued_at`` says when it was.
@@ -59,7 +60,7 @@ class Dossier:
 
     request: ApprovalRequest
     definition: ToolDefinition | None
-    turn: tuple[tuple[str, dict[str, Any]], ...]
+    turn: tuple[tuple[str, dict[str, Any]], ...] | None
     context: Mapping[str, Any] | None
     requesters: frozenset[str]
     agent_names: frozenset[str]

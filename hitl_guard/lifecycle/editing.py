@@ -64,7 +64,7 @@ def edited(
         tool=old.tool, canonical=raw, fingerprint=fingerprint.fingerprint(old.tool, raw), scope=record.envelope.scope,
         identity=record.row.identity, definition=old.definition,
         agent=record.envelope.agent, agents=(), who=old.parties,
-        turn=tuple((tool, ask.stored_bytes(arguments)) for tool, arguments in old.turn),
+        turn=ask.stored_turn(old),
         context=None if old.context is None else ask.stored_bytes(dict(old.context)),
         spec=desk.tools.get(old.tool), _tool_digest=record.envelope.tool_digest,
     )

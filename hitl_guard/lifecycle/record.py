@@ -30,7 +30,7 @@ class Details:
     rules: tuple[str, ...]
     reason: str | None
     parties: Parties
-    turn: tuple[tuple[str, dict[str, Any]], ...]
+    turn: tuple[tuple[str, dict[str, Any]], ...] | None
     context: Mapping[str, Any] | None
     generation: int
 
@@ -42,7 +42,8 @@ class Details:
             "reason": self.reason,
             "requester_names": sorted(self.parties.requester),
             "requirements": [need.to_json() for need in self.requirements], "rules": list(self.rules),
-            "tool": self.tool, "turn": [[tool, arguments] for tool, arguments in self.turn],
+            "tool": self.tool,
+            "turn": None if self.turn is None else [[tool, arguments] for tool, arguments in self.turn],
         }
 
     @classmethod
@@ -55,7 +56,8 @@ class Details:
             requirements=tuple(Requirement.from_json(need) for need in data["requirements"]),
             rules=tuple(data["rules"]), reason=data["reason"],
             parties=Parties(frozenset(data["requester_names"]), frozenset(data["agent_names"])),
-            turn=tuple((tool, arguments) for tool, arguments in data["turn"]), context=data["context"],
+            turn=None if data["turn"] is None else tuple((tool, arguments) for tool, arguments in data["turn"]),
+            context=data["context"],
             generation=data["generation"],
         )
 

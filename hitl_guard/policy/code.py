@@ -57,7 +57,7 @@ class CallInfo:
     run_id: str
     tool_call_id: str | None
     agent: str | None
-    turn: tuple[tuple[str, dict[str, Any]], ...]
+    turn: tuple[tuple[str, dict[str, Any]], ...] | None
     dynamic: bool
 
     @property
@@ -77,7 +77,7 @@ class CallInfo:
             run_id=call.run_id,
             tool_call_id=call.call_id,
             agent=call.agent,
-            turn=tuple((tool, _copied(arguments)) for tool, arguments in call.turn),
+            turn=None if call.turn is None else tuple((tool, _copied(arguments)) for tool, arguments in call.turn),
             dynamic=call.dynamic,
         )
 

@@ -32,10 +32,14 @@ _INT64 = 1 << 63
 class ConditionError(HitlGuardError):
     """A condition could not be answered. It never leaves the policy: rules turn it into a match or no match.
 
-    ``detail`` says why: ``missing``, ``type``, ``invalid``, ``limit`` or ``engine``.
+    ``detail`` says why: ``missing``, ``type``, ``invalid``, ``limit``, ``turn`` or ``engine``.
     """
 
     default_code = "condition-error"
+
+
+class TurnUnknownError(ConditionError):
+    """The condition depends on the other calls of the model's turn, and nobody said which there are."""
 
 
 class Condition(Protocol):
@@ -145,6 +149,7 @@ VARIABLES: Final[Mapping[str, Any]] = {
     "dynamic": _TYPE.BOOL,
     "context": _JSON_OBJECT,
     "turn": _TYPE.List(_JSON_OBJECT),
+    "turn_known": _TYPE.BOOL,
     "total": _JSON_OBJECT,
     "count": _TYPE.INT,
 }

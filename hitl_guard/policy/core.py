@@ -45,7 +45,7 @@ class PolicyInput:
     """What a policy may look at. All values are fresh plain JSON data; nothing here is the caller's own object.
 
     Attributes:
-        turn: ``(tool, arguments)`` of the earlier calls of the same model turn.
+        turn: ``(tool, arguments)`` of the earlier calls of the same model turn; None: nobody said which there are.
         context: The host's data for conditions.
         dynamic: Whether the tool has no registered definition.
     """
@@ -57,7 +57,7 @@ class PolicyInput:
     run_id: str
     call_id: str | None
     agent: str | None
-    turn: tuple[tuple[str, dict[str, Any]], ...] = ()
+    turn: tuple[tuple[str, dict[str, Any]], ...] | None = None
     context: Mapping[str, Any] | None = None
     dynamic: bool = False
 

@@ -1,7 +1,8 @@
 """Policy documents: YAML rules with conditions. The grammar is described in policies/README.md.
 
 Every rule that covers the tool and whose condition holds has a say; the strictest effect wins, whatever the order of
-the rules. An error in the condition of a deny or require rule counts as a match, in an allow rule as no match.
+the rules. An error in the condition of a deny or require rule counts as a match, in an allow rule as no match. So does
+a turn that nobody knows, where the condition depends on it; but a person who is then asked can allow the call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .. import fingerprint
 from ..errors import ConfigurationError
 from ..models import Requirement
-from .conditions import CelEngine, Condition, ConditionEngine, ConditionError, totals, visible
+from .conditions import CelEngine, Condition, ConditionEngine, ConditionError, TurnUnknownError, totals, visible
 from .core import PolicyInput, Status, Verdict, strictest
 
 if TYPE_CHECKING:
@@ -151,8 +152,9 @@ class PolicyDocument:
             answer = _answer(rule, bindings)
             if not _matches(rule, answer):
                 continue
-            parts.append(rule.verdict)
-            if answer is not True:
+            unknown = isinstance(answer, TurnUnknownError)
+            parts.append(_of_unknown_turn(rule) if unknown else rule.verdict)
+            if answer is not True and not unknown:
                 errors.append(rule.id)
         if not parts:
             return self._default
@@ -191,7 +193,10 @@ def _answer(rule: Rule, bindings: _Bindings) -> bool | ConditionError:
     try:
         return rule.condition.evaluate(bindings.of(rule))
     except ConditionError as error:
-        return error
+        alone = bindings.alone()
+        if alone is None or isinstance(_answer(rule, alone), ConditionError):
+            return error
+        return TurnUnknownError("The other calls of the model's turn are not known.", detail="turn")
     except Exception as error:  # noqa: BLE001  an engine's own fault is no answer either
         failure = ConditionError("The condition engine failed.", detail="engine")
         failure.__cause__ = error
@@ -201,6 +206,11 @@ def _answer(rule: Rule, bindings: _Bindings) -> bool | ConditionError:
 def _matches(rule: Rule, answer: bool | ConditionError) -> bool:
     """A rule that stops calls matches when it cannot tell; a rule that lets them through does not."""
     return answer is True or (answer is not False and rule.strict)
+
+
+def _of_unknown_turn(rule: Rule) -> Verdict:
+    told = "This rule looks at the other calls of the model's turn, which are not known here."
+    return replace(rule.verdict, reason=told if rule.reason is None else f"{rule.reason} {told}")
 
 
 def _built(rule: RuleFile, index: int, parsed: Source, engine: ConditionEngine) -> Rule:
@@ -242,11 +252,15 @@ class _Bindings:
             bound = self._bound[key] = self._bind(key)
         return bound
 
+    def alone(self) -> _Bindings | None:
+        """Return those of a call that nobody knows the turn of, as if it were alone in it; None where that is known."""
+        return _Bindings(self._engine, replace(self._call, turn=())) if self._call.turn is None else None
+
     def _covered(self, rule: Rule) -> tuple[int, ...]:
-        return tuple(index for index, (tool, _) in enumerate(self._call.turn) if rule.covers(tool))
+        return tuple(index for index, (tool, _) in enumerate(self._call.turn or ()) if rule.covers(tool))
 
     def _bind(self, covered: tuple[int, ...] | None) -> Any:
-        call = self._call
+        call, turn = self._call, self._call.turn
         variables: dict[str, Any] = {
             "tool": call.tool,
             "args": call.arguments,
@@ -256,10 +270,12 @@ class _Bindings:
             "agent": call.agent,
             "dynamic": call.dynamic,
             "context": {} if call.context is None else dict(call.context),
-            "turn": [{"tool": tool, "args": arguments} for tool, arguments in call.turn],
+            "turn_known": turn is not None,
         }
-        if covered is not None:
-            earlier = [call.turn[index][1] for index in covered]
+        if turn is not None:
+            variables["turn"] = [{"tool": tool, "args": arguments} for tool, arguments in turn]
+        if covered is not None and turn is not None:
+            earlier = [turn[index][1] for index in covered]
             variables["count"] = len(earlier) + 1
             if visible([call.arguments, *earlier]):
                 variables["total"] = totals(call.arguments, earlier)

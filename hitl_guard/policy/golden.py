@@ -37,7 +37,7 @@ class _Call(_Earlier):
     run: Text = "run"
     agent: Text | None = None
     dynamic: bool = False
-    turn: list[_Earlier] = []
+    turn: list[_Earlier] | None = []
     context: dict[str, Any] = {}
 
 
@@ -119,7 +119,7 @@ def _input(call: _Call) -> PolicyInput:
         run_id=call.run,
         call_id="call",
         agent=call.agent,
-        turn=tuple((earlier.tool, _as_guarded(earlier.args)) for earlier in call.turn),
+        turn=None if call.turn is None else tuple((one.tool, _as_guarded(one.args)) for one in call.turn),
         context=_as_guarded(call.context),
         dynamic=call.dynamic,
     )
@@ -228,12 +228,12 @@ def call_input(tool: str, arguments: Mapping[str, Any], **facts: Any) -> PolicyI
 
     Args:
         facts: ``user``, ``tenant``, ``run``, ``agent``, ``dynamic``, ``context``, and ``turn`` (a list of
-            ``{tool, args}``).
+            ``{tool, args}``, the first of its turn when omitted; None: not known).
 
     Raises:
         ConfigurationError: a fact is unknown or of the wrong shape, or a value has no canonical form.
     """
-    given = {name: value for name, value in facts.items() if value is not None}
+    given = {name: value for name, value in facts.items() if value is not None or name == "turn"}
     parsed = sources.Source("call", {"tool": tool, "args": dict(arguments), **given}, {})
     try:
         return _input(parsed.validated(_Call))

@@ -1030,7 +1030,7 @@ def test_a_call_without_its_scope_is_a_configuration_error(world: World, scope: 
         ({"occurrence": 2**53}, "unsupported-value"), ({"context": [1]}, "unsupported-value"),
         ({"context": {"at": 1.5j}}, "unsupported-value"), ({"arguments": [1]}, "unsupported-value"),
         ({"arguments": '{"a": 1, "a": 2}'}, "unsupported-value"), ({"turn": ("refund",)}, "unsupported-value"),
-        ({"turn": "refund"}, "unsupported-value"), ({"turn": None}, "unsupported-value"),
+        ({"turn": "refund"}, "unsupported-value"), ({"turn": 0}, "unsupported-value"),
     ],
     ids=str,
 )

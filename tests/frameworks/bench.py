@@ -27,6 +27,10 @@ rules:
     tools: [delete_record]
     effect: require_approval
     edit: true
+  - id: payments
+    tools: [pay]
+    when: total.amount > 50
+    effect: require_approval
   - id: nobody
     tools: [drop_database]
     effect: deny
@@ -41,6 +45,9 @@ ONE: list[Turn] = [[("c1", "delete_record", {"record": 42})]]
 MIXED: list[Turn] = [[
     ("c1", "delete_record", {"record": 42}), ("c2", "delete_record", {"record": 7}), ("c3", "look", {"place": "attic"}),
 ]]
+
+PAYING: list[Turn] = [[(f"p{number}", "pay", {"amount": 20 + number}) for number in range(3)]]
+"""The policy lets 50 of a turn go unasked."""
 
 
 class Bench:
@@ -79,7 +86,16 @@ class Bench:
             self.note(f"look {place}")
             return f"seen: {place}"
 
-        self.tools: dict[str, Callable[..., Any]] = {"delete_record": delete_record, "look": look}
+        def pay(amount: int) -> str:
+            """Pay.
+
+            Args:
+                amount: How much.
+            """
+            self.note(f"pay {amount}")
+            return f"paid {amount}"
+
+        self.tools: dict[str, Callable[..., Any]] = {"delete_record": delete_record, "look": look, "pay": pay}
         self.sealed = {name: self.guard.sealed(function) for name, function in self.tools.items()}
 
     def note(self, line: str) -> None:

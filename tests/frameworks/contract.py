@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from hitl_guard.errors import ConfigurationError
-from tests.frameworks.bench import MIXED, ONE, Bench, Setup
+from tests.frameworks.bench import MIXED, ONE, PAYING, Bench, Setup
 from tests.frameworks.rig import Outcome, Rig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,6 +133,19 @@ class Contract:
         assert sorted(bench.ran) == ["delete 42", "look attic"]
         assert all(text in outcome.told for text in ("deleted 42", "Keep seven.", "seen: attic"))
 
+    async def test_turn_small_calls_of_one_turn_do_not_slip_under_a_limit_together(self, bench: Bench) -> None:
+        outcome = await self.rig.run(Setup(bench=bench, script=PAYING))
+
+        # Where the framework does not tell what is in a turn, every call of it waits.
+        assert len(bench.ran) < len(PAYING[0])
+        assert bench.waiting()
+        for _ in PAYING[0]:  # some frameworks ask for one call after the other
+            for request in bench.waiting():
+                bench.approve(request)
+            if outcome.state is not None:
+                outcome = await self.rig.run(Setup(bench=bench, script=PAYING), outcome.state)
+        assert (outcome.state, sorted(bench.ran)) == (None, ["pay 20", "pay 21", "pay 22"])
+
     async def resumed(self, setup: Setup, state: str) -> Outcome:
         """Resume until nothing waits; some frameworks ask for one call after the other."""
         outcome = await self.rig.run(setup, state)
@@ -214,7 +227,7 @@ def row_of(name: str) -> str:
 ROWS = {
     "pause": "pause", "approve": "approve", "deny": "deny", "edit": "edit", "fresh process": "fresh_process",
     "42→99": "99", "replay": "replay", "own yes": "own_yes", "late hook": "late_hook", "parallel": "parallel",
-    "sub-agent": "sub_agent", "streaming": "streaming", "raising": "raising", "retry": "retry",
+    "turn": "turn", "sub-agent": "sub_agent", "streaming": "streaming", "raising": "raising", "retry": "retry",
     "self-test": "self_test",
 }
 """Row of the table → how the names of its tests begin."""

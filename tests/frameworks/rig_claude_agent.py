@@ -29,7 +29,7 @@ from tests.frameworks.bench import Setup, Turn
 from tests.frameworks.fake_anthropic import Model, serving
 from tests.frameworks.rig import Outcome, Rig
 
-SCHEMAS = {"delete_record": {"record": int}, "look": {"place": str}}
+SCHEMAS = {"delete_record": {"record": int}, "look": {"place": str}, "pay": {"amount": int}}
 PENDING = "approval-pending"
 TASK = "delete it"
 

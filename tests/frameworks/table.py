@@ -13,7 +13,7 @@ from pathlib import Path
 FOLDER = Path("build/frameworks")
 ROWS = (
     "pause", "approve", "deny", "edit", "fresh process", "42→99", "replay", "own yes", "late hook", "parallel",
-    "sub-agent", "streaming", "raising", "retry", "self-test",
+    "turn", "sub-agent", "streaming", "raising", "retry", "self-test",
 )
 SIGNS = {"passed": "✓", "skipped": "–", "failed": "FAILED"}
 

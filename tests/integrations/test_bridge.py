@@ -18,11 +18,21 @@ from hitl_guard.errors import (
     CanonicalizationError,
     ConfigurationError,
     ConsumedError,
+    InDoubtError,
     PolicyDeniedError,
 )
-from hitl_guard.integrations.bridge import Bridge, Canary, occurrence_of, plain, request_facts
+from hitl_guard.integrations.bridge import (
+    Bridge,
+    Canary,
+    InnerCallError,
+    earlier_of,
+    occurrence_of,
+    plain,
+    request_facts,
+)
 from hitl_guard.models import Permit, ToolDefinition
-from tests.support import World
+from tests.flow.test_tool_calls import SUMS
+from tests.support import World, document
 
 KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
 
@@ -68,7 +78,10 @@ def test_a_call_for_nobody_or_in_no_run_is_a_set_up_fault(world: World, facts: d
         made(bridge(world, scope=lambda _: facts))
 
 
-@pytest.mark.parametrize("facts", [None, [], {"user": "ana", "run_id": "r", "usr": "x"}, {"call_id": "c"}], ids=str)
+@pytest.mark.parametrize("facts", [
+    None, [], {"user": "ana", "run_id": "r", "usr": "x"}, {"call_id": "c"},
+    {"user": "ana", "run_id": "r", "tenant": None},  # not the default tenant
+], ids=str)
 def test_a_scope_that_returns_something_else_is_a_set_up_fault(world: World, facts: Any) -> None:
     with pytest.raises(ConfigurationError, match="mapping"):
         made(bridge(world, scope=lambda _: facts))
@@ -196,6 +209,62 @@ def test_a_tool_that_raises_is_in_doubt_unless_its_effect_is_known(
     with pytest.raises(RuntimeError, match="gone"):
         run(to, kind, made(to), tool)
     assert world.state(request) == state
+
+
+@KINDS
+@pytest.mark.parametrize("stop", ["pause", "refusal"])
+def test_what_stops_a_call_inside_a_tool_is_the_tools_own_error(world: World, kind: str, stop: str) -> None:
+    to = bridge(world)
+    _, request = world.grant(made(to))
+    inner = world.ask(made(to, call_id="inner"))
+    raised = ApprovalRequired(inner) if stop == "pause" else ArgsMismatchError("Inside.", detail="sealed")
+
+    def tool(**arguments: Any) -> Any:
+        world.tool(**arguments)
+        raise raised
+
+    with pytest.raises(InnerCallError) as stopped:
+        run(to, kind, made(to), tool)
+
+    assert stopped.value.error is raised
+    assert (world.effects, world.state(request), world.state(inner)) == ([{"amount": 82}], "in_doubt", "pending")
+
+
+def test_the_policy_sees_the_calls_of_the_turn_that_the_framework_tells(world: World) -> None:
+    to = bridge(world.another(policy=document(SUMS)))
+    turn = [("a", "refund", {"amount": 20}), ("b", "refund", '{"amount": 20}'), ("c", "refund", {"amount": 20})]
+    free = [made(to, call_id=call_id, arguments={"amount": 20}, turn=earlier_of(turn, call_id)) for call_id in "ab"]
+
+    for call in free:
+        assert run(to, "sync", call, world.tool) == "done"
+    with pytest.raises(ApprovalRequired):
+        run(to, "sync", made(to, call_id="c", arguments={"amount": 20}, turn=earlier_of(turn, "c")), world.tool)
+    with pytest.raises(ApprovalRequired):  # nobody told
+        run(to, "sync", made(to, call_id="d", arguments={"amount": 20}), world.tool)
+    assert len(world.effects) == 2
+
+
+def test_the_earlier_calls_of_a_turn_end_before_the_last_one_of_an_id() -> None:
+    turn = [("a", "x", 1), ("b", "y", 2), ("a", "z", 3), ("c", "w", 4)]
+
+    assert earlier_of(turn, "a") == [("x", 1), ("y", 2)]
+    assert earlier_of(turn, "b") == [("x", 1)]
+    assert earlier_of(turn, "d") is None
+    assert earlier_of([], None) is None
+
+
+def test_an_earlier_call_without_a_json_form_never_runs_and_does_not_count(world: World) -> None:
+    to = bridge(world.another(policy=document(SUMS)))
+    turn = [("refund", {"amount": object()}), ("refund", '{"amount": 900, "amount": 1}')]
+
+    call = made(to, call_id="c", arguments={"amount": 20}, turn=turn)
+
+    assert run(to, "sync", call, world.tool) == "done"
+
+
+@pytest.mark.parametrize("error", [ConsumedError("x"), InDoubtError("x")], ids=lambda error: error.code)
+def test_the_model_is_not_told_that_a_call_did_not_run_which_may_have_run(world: World, error: Any) -> None:
+    assert bridge(world).told(error) == f"Refused ({error.code}): the call was started before. Do not repeat it."
 
 
 def test_what_the_model_is_told_of_a_pause_and_of_a_refusal(world: World) -> None:

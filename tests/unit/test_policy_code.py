@@ -129,6 +129,7 @@ def test_a_function_cannot_change_what_others_see() -> None:
         info.args["items"][0]["sku"] = "b"
         info.args["amount"] = 1
         info.request_context["list"].append(2)
+        assert info.turn is not None
         info.turn[0][1]["to"].clear()
         return False
 
