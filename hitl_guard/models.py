@@ -334,8 +334,8 @@ class Permit:
             Later its call reads as in doubt, and somebody may have closed it.
     """
 
-    __slots__ = ("_schema", "canonical", "claim_id", "edited", "fingerprint", "idempotency_key", "last", "lock", "ran",
-                 "record_digest", "request_id", "scope", "sealed", "start_by", "tool", "version")
+    __slots__ = ("_schema", "canonical", "claim_id", "edited", "fingerprint", "idempotency_key", "last", "lock",
+                 "mismatch", "ran", "record_digest", "request_id", "scope", "sealed", "start_by", "tool", "version")
 
     def __init__(
         self, *, tool: str, canonical: bytes, fingerprint: str, scope: Scope, request_id: str | None = None,
@@ -356,6 +356,7 @@ class Permit:
         self.edited = edited
         self.ran = False
         self.sealed = False
+        self.mismatch = False
         self.start_by = start_by
         self.lock = Lock()
         self._schema = schema

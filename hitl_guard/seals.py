@@ -58,8 +58,10 @@ class Seal:
                 raise ArgsMismatchError("A sealed tool was called around the guard.", detail="unguarded")
             registered = self._desk.tools.get(name)
             signed = running.arguments_of(permit, None if registered is None else registered.idempotency_argument)
+            permit.mismatch = True  # until they are found to be the same
             if not self._same(self._given(args, kwargs), signed):
                 raise ArgsMismatchError("A sealed tool got other arguments than the approved ones.", detail="sealed")
+            permit.mismatch = False
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         given = _bound(self._full, args, kwargs)

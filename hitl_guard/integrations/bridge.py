@@ -18,7 +18,14 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from ..aio import AsyncGuard
 from ..dropin import CONTEXT
-from ..errors import ApprovalRequired, CanonicalizationError, ConfigurationError, HitlGuardError, RefusedError
+from ..errors import (
+    ApprovalRequired,
+    ArgsMismatchError,
+    CanonicalizationError,
+    ConfigurationError,
+    HitlGuardError,
+    RefusedError,
+)
 from ..guard import Guard
 from ..lifecycle import running
 from ..lifecycle.control import CANARY_TOOL
@@ -168,7 +175,7 @@ class Bridge:
             InnerCallError: the tool ran, and a call inside it was stopped. Anything else is what the tool raised.
         """
         async def started(permit: Permit) -> Any:
-            with _inner_calls():
+            with _inner_calls(permit):
                 return await start(permit)
 
         permit = await self.permit(call)
@@ -189,7 +196,7 @@ class Bridge:
     def run_sync(self, call: ToolCall, start: Callable[[Permit], Any]) -> Any:
         """Do the same in this thread."""
         def started(permit: Permit) -> Any:
-            with _inner_calls():
+            with _inner_calls(permit):
                 return start(permit)
 
         with _heard():
@@ -240,11 +247,13 @@ def _heard() -> Iterator[None]:
 
 
 @contextmanager
-def _inner_calls() -> Iterator[None]:
-    """Tell what stops a call inside a tool from what stops the tool's own."""
+def _inner_calls(permit: Permit) -> Iterator[None]:
+    """Tell what stops a call inside a tool from what stops the tool's own, its seal included."""
     try:
         yield
     except (ApprovalRequired, *Refusal) as error:
+        if permit.mismatch and isinstance(error, ArgsMismatchError):
+            raise
         raise InnerCallError(error) from error
 
 

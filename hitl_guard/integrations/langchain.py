@@ -2,16 +2,16 @@
 
 ``create_agent(model, tools, middleware=[..., ApprovalMiddleware(guard)], checkpointer=...)``. A call that waits is an
 `interrupt` of its own; whatever ``Command(resume=...)`` says is a hint: the store is asked. Each call is a task of its
-own, so that calls beside it run once. Tools that a provider runs never come by here. For a graph of one's own see
-`hitl_guard.integrations.langgraph`.
+own, so that calls beside it run once. Tools that a provider runs never come by here, and are refused unless you name
+them. For a graph of one's own see `hitl_guard.integrations.langgraph`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware import AgentMiddleware, ModelRequest
 from langgraph.prebuilt.tool_node import ToolCallRequest, ToolInvocationError, ToolNode
 from langgraph.pregel import Pregel
 
@@ -20,9 +20,12 @@ from ..errors import ConfigurationError
 from ..guard import Guard
 from ..models import ApprovalRequest
 from .langgraph import tool_node
-from .langgraph_gate import AsyncHandler, Gate, Handler, Scope, misfit, pause, selftest
+from .langgraph_gate import AsyncHandler, Gate, Handler, Scope, misfit, names_of, pause, selftest
 
 __all__ = ["ApprovalMiddleware", "tool_node"]
+
+_DECLARED = ("function", "custom")
+"""Types of tools that are declared to a model as JSON, and run by the app."""
 
 
 class ApprovalMiddleware(AgentMiddleware):
@@ -33,14 +36,48 @@ class ApprovalMiddleware(AgentMiddleware):
             request.runtime.context.user}``. The run id is the thread's, and the user the one whom a LangGraph server
             authenticated, unless it says others.
         pause, effects: See `hitl_guard.integrations.bridge.Bridge`. ``native`` needs a checkpointer, as `interrupt`.
+        trusted_state: See `hitl_guard.integrations.langgraph.tool_node`.
+        uncovered: Tools that the model's provider runs, and that may run without the guard, by name or type.
+
+    Raises:
+        ConfigurationError: one of these is none.
     """
 
     def __init__(
         self, guard: Guard | AsyncGuard, *, scope: Scope | None = None, pause: str = "native",
-        effects: Mapping[str, str] | None = None,
+        effects: Mapping[str, str] | None = None, trusted_state: Iterable[str] = (), uncovered: Iterable[str] = (),
     ) -> None:
         super().__init__()
-        self._gate = Gate(guard, scope=scope, pause=pause, effects=effects)
+        self._gate = Gate(guard, scope=scope, pause=pause, effects=effects, trusted_state=trusted_state)
+        self._uncovered = names_of("uncovered", uncovered)
+
+    def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
+        """Ask the model, unless its provider would run tools.
+
+        Raises:
+            ConfigurationError: it would, and nobody named them.
+        """
+        self._check_provider(request.tools)
+        return handler(request)
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
+    ) -> Any:
+        """Do the same in a task."""
+        self._check_provider(request.tools)
+        return await handler(request)
+
+    def _check_provider(self, tools: Iterable[Any]) -> None:
+        names = {
+            str(tool.get("name") or tool.get("type")) for tool in tools
+            # Those with a schema of the app's own come back as calls; there is no tool for them here.
+            if isinstance(tool, dict) and tool.get("type") not in _DECLARED and "input_schema" not in tool
+            and not {tool.get("name"), tool.get("type")} & self._uncovered
+        }
+        if names:
+            raise ConfigurationError(
+                f"The model's provider runs these without the guard: {', '.join(sorted(names))}. See 'uncovered'."
+            )
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> Any:
         """Run a tool if it may.

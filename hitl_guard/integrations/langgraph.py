@@ -9,7 +9,7 @@ runs while one call waits. With `each_call` in place of ``tools_condition`` each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ from .langgraph_gate import AsyncHandler, Gate, Handler, Scope, history, pause, 
 
 def tool_node(
     guard: Guard | AsyncGuard, tools: Sequence[BaseTool | Callable[..., Any]], *, scope: Scope | None = None,
-    pause: str = "native", effects: Mapping[str, str] | None = None, **options: Any,
+    pause: str = "native", effects: Mapping[str, str] | None = None, trusted_state: Iterable[str] = (), **options: Any,
 ) -> ApprovalToolNode:
     """Return a `ToolNode` whose tools run through the guard only.
 
@@ -40,6 +40,9 @@ def tool_node(
             request.runtime.context.user}``. The run id is the thread's, and the user the one whom a LangGraph server
             authenticated, unless it says others.
         pause, effects: See `hitl_guard.integrations.bridge.Bridge`.
+        trusted_state: Fields of the graph's state that tools may get as parameters (``InjectedState("field")``) in
+            calls that need a person, although nobody is shown them. The whole state, the store and the runtime are a
+            tool's own business.
         options: As `ToolNode` takes them.
 
     Raises:
@@ -49,7 +52,10 @@ def tool_node(
         raise ConfigurationError(
             "'tool_node' wraps the calls itself: leave out wrap_tool_call, or use create_agent with middleware."
         )
-    gate = Gate(guard, scope=scope, pause=pause, effects=effects, messages_key=options.get("messages_key", "messages"))
+    gate = Gate(
+        guard, scope=scope, pause=pause, effects=effects, trusted_state=trusted_state,
+        messages_key=options.get("messages_key", "messages"),
+    )
     return ApprovalToolNode(gate, tools, options)
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
+from langchain_core.tools import Tool as SimpleTool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphInterrupt
 from langgraph.graph import START, StateGraph
-from langgraph.prebuilt.tool_node import ToolCallRequest, ToolInvocationError, ToolNode
+from langgraph.prebuilt.tool_node import (
+    ToolCallRequest,
+    ToolInvocationError,
+    ToolNode,
+    _get_all_injected_args,  # which parameters come from the state is told nowhere else
+)
 from langgraph.pregel import Pregel
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel, ValidationError
@@ -24,21 +30,39 @@ from ..guard import Guard
 from ..models import ApprovalRequest, Permit, ToolCall, ToolDefinition
 from ..policy.core import Status
 from ..toolcalls import edit_notice
-from .bridge import Bridge, Facts, Refusal, occurrence_of, request_facts
+from .bridge import Bridge, Facts, InnerCallError, Refusal, earlier_of, occurrence_of, request_facts
 
 Scope = Callable[[ToolCallRequest], Facts]
 Handler = Callable[[ToolCallRequest], Any]
 AsyncHandler = Callable[[ToolCallRequest], Awaitable[Any]]
 
+_TEXT = {"type": "object", "properties": {"__arg1": {"type": "string"}}, "required": ["__arg1"]}
+"""What LangChain tells models of a tool that takes one text and has no schema."""
+
+_HOLDS = (
+    "bound", "runnable", "fallbacks", "steps", "steps__", "branches", "default", "func", "afunc", "mapper", "__self__",
+    "__wrapped__", "args", "keywords",
+)
+"""Where runnables and functions hold what they run."""
+
 
 class Gate:
-    """The way of one tool call through the guard, from the innermost place that the framework has around a tool."""
+    """The way of one tool call through the guard, from the innermost place that the framework has around a tool.
+
+    Args:
+        trusted_state: Fields of the graph's state that tools may get as parameters (``InjectedState("field")``) in
+            calls that need a person, although nobody is shown them.
+
+    Raises:
+        ConfigurationError: one of these is none.
+    """
 
     def __init__(
         self, guard: Guard | AsyncGuard, *, scope: Scope | None, pause: str, effects: Mapping[str, str] | None,
-        messages_key: str = "messages",
+        trusted_state: Iterable[str], messages_key: str = "messages",
     ) -> None:
         self.bridge = Bridge(guard, scope=scope, pause=pause, effects=effects)
+        self._trusted = names_of("trusted_state", trusted_state)
         self._messages_key = messages_key
 
     def run(self, request: ToolCallRequest, handler: Handler, waits: Callable[[ApprovalRequest], Any]) -> Any:
@@ -86,6 +110,8 @@ class Gate:
         except ToolException:
             if not kept:  # the tool's own; ours only says that what is kept is an error
                 raise
+        except InnerCallError as inner:
+            raise inner.error from inner.error.__cause__
 
     def asked(self, request: ToolCallRequest) -> ApprovalRequest | bool:
         """Return what a call waits for, its request made where there is none; else whether an approval counts at all.
@@ -107,29 +133,49 @@ class Gate:
         asked, tool, runtime = request.tool_call, request.tool, request.runtime
         if tool is None or tool.name != asked["name"]:  # the framework runs the tool, whatever the call is named
             raise ConfigurationError("A middleware changed the tool or the call's name, and not both: change both.")
+        if any(one.name == tool.name and one is not tool for one in getattr(runtime, "tools", ())):
+            raise ConfigurationError(f"A middleware put another tool in the place of '{tool.name}': rename it.")
         thread = runtime.config.get("configurable", {}).get("thread_id")
         person = getattr(getattr(runtime, "server_info", None), "user", None)
-        turns = (
-            [call["id"] for call in message.tool_calls]
-            for message in history(request.state, self._messages_key) if isinstance(message, AIMessage)
-        )
-        return self.bridge.call(
+        messages = history(request.state, self._messages_key)
+        turns = [message.tool_calls for message in messages if isinstance(message, AIMessage)]
+        held = [turn for turn in turns if any(call["id"] == asked["id"] for call in turn)]
+        call = self.bridge.call(
             tool.name, _arguments(tool, asked), framework=request, call_id=asked["id"],
-            occurrence=occurrence_of(turns, asked["id"] or ""), run_id=None if thread is None else str(thread),
-            user=None if person is None else person.identity, definition=_definition(tool),
+            occurrence=occurrence_of(([call["id"] or "" for call in turn] for turn in turns), asked["id"] or ""),
+            run_id=None if thread is None else str(thread), user=None if person is None else person.identity,
+            definition=_definition(tool),
+            turn=earlier_of(((call["id"] or "", call["name"], call["args"]) for call in held[-1]), asked["id"])
+            if held else None,
+        )
+        if self._hidden(tool) and self.bridge.guard.evaluate(call).status is Status.USER_APPROVAL:
+            self._refuse_hidden(tool)
+        return call
+
+    def _hidden(self, tool: BaseTool) -> list[str]:
+        """Return the fields of the state that a tool gets as parameters: arguments that nobody is shown."""
+        fields = _get_all_injected_args(tool).state.values()
+        return sorted({field for field in fields if field is not None} - self._trusted)
+
+    def _refuse_hidden(self, tool: BaseTool) -> NoReturn:
+        raise ConfigurationError(
+            f"The tool '{tool.name}' takes parameters from the graph's state, which nobody approves: "
+            f"{', '.join(self._hidden(tool))}. Let the model say them, or name them in 'trusted_state'."
         )
 
     def _granted(self, request: ToolCallRequest, permit: Permit) -> ToolCallRequest:
         """Return the request with the signed arguments. No earlier yes may answer a pause of the tool's own."""
-        if permit.request_id is not None and self.bridge.pause == "native":
-            use_up()
+        if permit.request_id is not None:
+            if request.tool is not None and self._hidden(request.tool):  # the policy was another one a moment ago
+                self._refuse_hidden(request.tool)
+            if self.bridge.pause == "native":
+                use_up()
         return request.override(tool_call={**request.tool_call, "args": permit.arguments})
 
     def _kept(self, kept: list[Any], permit: Permit, result: Any) -> Any:
         """Keep a tool's result, and raise where it is an error: the framework has caught what the tool raised."""
         kept.append(_noticed(result, edit_notice(permit)) if permit.edited else result)
-        results = result if isinstance(result, list) else [result]
-        if any(isinstance(one, ToolMessage) and one.status == "error" for one in results):
+        if any(message.status == "error" for message in _tool_messages(result)):
             raise ToolException("The tool ended in an error.")
         return result
 
@@ -164,6 +210,8 @@ def use_up() -> None:
 async def selftest(bridge: Bridge, graph: Pregel) -> None:
     """Run a canary call through every tool node of a compiled graph, sync and async, behind their own wrappers.
 
+    A node that is a function of yours is seen as far as the function itself holds a tool node or graph.
+
     Raises:
         ConfigurationError: one of them let it run, or there is none. Do not start.
     """
@@ -190,11 +238,36 @@ async def selftest(bridge: Bridge, graph: Pregel) -> None:
 
 def _tool_nodes(graph: Pregel) -> Iterator[tuple[Any, ToolNode]]:
     """Yield each tool node of a graph and of the graphs in it, with the schema of the state that it gets."""
+    seen: dict[int, Any] = {}
     for node in graph.nodes.values():
-        if isinstance(node.bound, Pregel):
-            yield from _tool_nodes(node.bound)
-        elif isinstance(node.bound, ToolNode):
-            yield graph.builder.state_schema, node.bound
+        for found in _within(node.bound, seen):
+            if isinstance(found, Pregel):
+                yield from _tool_nodes(found)
+            else:
+                yield graph.builder.state_schema, found
+
+
+def _within(runnable: Any, seen: dict[int, Any]) -> Iterator[Pregel | ToolNode]:
+    """Yield the tool nodes and graphs that a runnable is, or holds inside bindings, sequences, retries, functions …
+
+    Args:
+        seen: What was looked at, by its id; kept here so that no id is given anew.
+    """
+    if isinstance(runnable, Mapping):
+        runnable = list(runnable.values())
+    if isinstance(runnable, (list, tuple)):
+        for one in runnable:
+            yield from _within(one, seen)
+    elif id(runnable) not in seen:
+        seen[id(runnable)] = runnable
+        if isinstance(runnable, (Pregel, ToolNode)):
+            yield runnable
+            return
+        inner = [getattr(runnable, name, None) for name in _HOLDS]
+        cells = getattr(runnable, "__closure__", None) or ()
+        with suppress(ValueError):  # a cell that is still empty
+            inner += [cell.cell_contents for cell in cells]
+        yield from _within([one for one in inner if one is not None and not isinstance(one, (str, type))], seen)
 
 
 def history(state: Any, key: str) -> list[Any]:
@@ -210,7 +283,7 @@ def _arguments(tool: BaseTool, asked: Mapping[str, Any]) -> Any:
     They are without what the tool does not take, and in its types: the very thing that runs.
     """
     given, schema = asked["args"], tool.tool_call_schema
-    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+    if tool.args_schema is None or not (isinstance(schema, type) and issubclass(schema, BaseModel)):
         return given
     try:
         made = schema.model_validate(given)
@@ -223,9 +296,30 @@ def _arguments(tool: BaseTool, asked: Mapping[str, Any]) -> Any:
     return given
 
 
+def _tool_messages(result: Any) -> Iterator[ToolMessage]:
+    """Yield the messages of a tool's result, those inside commands too."""
+    if isinstance(result, ToolMessage):
+        yield result
+    elif isinstance(result, Command):
+        yield from _tool_messages(result.update)
+    elif isinstance(result, (list, tuple)):
+        for one in result:
+            yield from _tool_messages(one)
+    elif isinstance(result, Mapping):
+        yield from _tool_messages(list(result.values()))
+
+
+def names_of(option: str, names: Iterable[str]) -> frozenset[str]:
+    """Return an option's names. Raises `ConfigurationError` where they are none."""
+    listed = () if isinstance(names, str) else tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) for name in listed):
+        raise ConfigurationError(f"'{option}' is a list of names.")
+    return frozenset(listed)
+
+
 def _definition(tool: BaseTool) -> ToolDefinition:
     """Return what the model was told about a tool, without what the framework fills in."""
-    schema: Any = tool.tool_call_schema
+    schema: Any = _TEXT if isinstance(tool, SimpleTool) and tool.args_schema is None else tool.tool_call_schema
     if not isinstance(schema, Mapping):
         schema = schema.model_json_schema() if issubclass(schema, BaseModel) else schema.schema()
     return ToolDefinition(tool.name, tool.description, schema)

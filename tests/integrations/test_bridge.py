@@ -230,6 +230,19 @@ def test_what_stops_a_call_inside_a_tool_is_the_tools_own_error(world: World, ki
     assert (world.effects, world.state(request), world.state(inner)) == ([{"amount": 82}], "in_doubt", "pending")
 
 
+@KINDS
+def test_what_the_tools_own_seal_refuses_is_a_refusal_of_the_tool(world: World, kind: str) -> None:
+    to = bridge(world)
+    world.grant(made(to))
+
+    def refund(amount: int) -> str:
+        return world.tool(amount=amount)
+
+    sealed = world.guard.sealed(refund)
+    with world.refused("args-mismatch", "sealed"):
+        run(to, kind, made(to), lambda amount: sealed(amount=99))
+
+
 def test_the_policy_sees_the_calls_of_the_turn_that_the_framework_tells(world: World) -> None:
     to = bridge(world.another(policy=document(SUMS)))
     turn = [("a", "refund", {"amount": 20}), ("b", "refund", '{"amount": 20}'), ("c", "refund", {"amount": 20})]
