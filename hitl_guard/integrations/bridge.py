@@ -106,6 +106,11 @@ class Bridge:
         self._scope = scope
         self._effects = {name: effect_of(effect, None) for name, effect in (effects or {}).items()}
 
+    @property
+    def has_scope(self) -> bool:
+        """Whether a function says for whom a call is."""
+        return self._scope is not None
+
     def know(self, names: Iterable[str]) -> None:
         """Note the names of the framework's tools, so that a policy that names none of them is noticed."""
         self.guard._desk.know(names)

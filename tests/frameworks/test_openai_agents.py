@@ -291,11 +291,11 @@ async def test_a_sealed_tool_gets_its_context_and_models_made_of_the_signed_argu
 
 
 async def test_the_scope_sees_the_apps_context(bench: Bench) -> None:
-    def facts(ctx: RunContextWrapper[dict[str, str]]) -> dict[str, str]:
-        return {"user": ctx.context["user"], "run_id": ctx.context["thread"]}
+    def facts(ctx: RunContextWrapper[SimpleNamespace]) -> dict[str, str]:
+        return {"user": ctx.context.user, "run_id": ctx.context.thread}
 
     agent = agent_of(bench, tool_of(bench.sealed["delete_record"]), scope=facts)
-    await started(agent, context={"user": "eva", "thread": "t1"})
+    await started(agent, context=SimpleNamespace(user="eva", thread="t1"))
 
     assert (bench.only().user, bench.only().run_id) == ("eva", "t1")
 
@@ -729,7 +729,7 @@ async def test_a_state_that_makes_a_sub_agent_of_a_tool_runs_it_once(
     await resumed(agent, paused)
     nested = SimpleNamespace(interruptions=[object()])
     monkeypatch.setattr(
-        "hitl_guard.integrations.openai_agents.peek_agent_tool_run_result", lambda *given, **more: nested
+        "hitl_guard.integrations.openai_agents_tools.peek_agent_tool_run_result", lambda *given, **more: nested
     )
 
     with suppress(Exception):
