@@ -29,10 +29,13 @@ from ..aio import AsyncGuard
 from ..errors import ApprovalRequired, ConfigurationError
 from ..guard import Guard
 from ..models import Permit, ToolCall, ToolDefinition
-from .bridge import Bridge, Facts, Refusal, occurrence_of, request_facts
+from .bridge import Bridge, Facts, InnerCallError, Refusal, earlier_of, occurrence_of, request_facts
 
 _OUTER: ContextVar[str | None] = ContextVar("hitl_guard_outer_session", default=None)
 """The session in which a tool runs, for the sessions that it starts itself, as `AgentTool` does."""
+
+_ERRORS = ("error", "isError", "is_error")
+"""What a tool's answer has that tells of a failure; the latter two are MCP's."""
 
 _COVERED = {"function_declarations", "computer_use"}  # the calls of both come back, to tools of the agent
 
@@ -103,11 +106,12 @@ class ApprovalPlugin(BasePlugin):
             raise ConfigurationError(f"The streaming tool '{tool.name}' cannot be guarded in a live session.")
         running: Any = tool.run_async
         if not isinstance(running, _Guarded):
-            vars(tool)["run_async"] = _Guarded(self.bridge, tool, running)
+            _put_behind(self.bridge, tool, running, tool.check_require_confirmation)
         elif running.bridge.guard is not self.bridge.guard:
             raise ConfigurationError(f"The tool '{tool.name}' is behind another guard: give each its own tools.")
         elif running.tool is not tool:  # a copy under another name, as toolsets with a prefix make them
-            vars(tool)["run_async"] = _Guarded(self.bridge, tool, MethodType(type(tool).run_async, tool))
+            own = (MethodType(method, tool) for method in (type(tool).run_async, type(tool).check_require_confirmation))
+            _put_behind(self.bridge, tool, *own)
         return None
 
     async def selftest(self, runner: Runner) -> None:
@@ -131,11 +135,25 @@ class ApprovalPlugin(BasePlugin):
                     pass
 
 
+def _put_behind(
+    bridge: Bridge, tool: BaseTool, inner: Callable[..., Awaitable[Any]], wants: Callable[..., Awaitable[bool]]
+) -> None:
+    vars(tool)["run_async"] = _Guarded(bridge, tool, inner, wants)
+    vars(tool)["check_require_confirmation"] = _never  # what the tool wants is asked of a person, by the guard
+
+
+async def _never(args: dict[str, Any], tool_context: ToolContext) -> bool:
+    return False
+
+
 class _Guarded:
     """A tool's ``run_async``, behind the guard."""
 
-    def __init__(self, bridge: Bridge, tool: BaseTool, inner: Callable[..., Awaitable[Any]]) -> None:
-        self.bridge, self.tool, self._inner = bridge, tool, inner
+    def __init__(
+        self, bridge: Bridge, tool: BaseTool, inner: Callable[..., Awaitable[Any]],
+        wants: Callable[..., Awaitable[bool]],
+    ) -> None:
+        self.bridge, self.tool, self._inner, self._wants = bridge, tool, inner, wants
 
     async def __call__(self, *, args: dict[str, Any], tool_context: ToolContext) -> Any:
         outer = _OUTER.get() or tool_context.session.id
@@ -146,12 +164,15 @@ class _Guarded:
                 result = await self._inner(args=permit.arguments, tool_context=tool_context)
             finally:
                 _OUTER.reset(token)
-            if isinstance(result, dict) and result.get("error"):
+            if isinstance(result, dict) and any(result.get(name) for name in _ERRORS):
                 raise _ToolError(result)
             return result
 
         try:
-            return await self.bridge.run(self._call(args, tool_context, outer), start)
+            call = self._call(args, tool_context, outer)
+            if await self._wants(args, tool_context):
+                await AsyncGuard(guard=self.bridge.guard).request(call)
+            return await self.bridge.run(call, start)
         except ApprovalRequired as pause:
             if self.bridge.pause == "native":
                 _pause(pause, tool_context, inside=outer != tool_context.session.id)
@@ -161,15 +182,21 @@ class _Guarded:
             return {"result" if answered else "error": self.bridge.told(refusal)}
         except _ToolError as told:
             return told.result
+        except InnerCallError as inner:
+            raise inner.error from inner.error.__cause__
 
     def _call(self, args: dict[str, Any], context: ToolContext, run_id: str) -> ToolCall:
-        turns = ([call.id or "" for call in event.get_function_calls()] for event in context.session.events)
+        turns = [event.get_function_calls() for event in context.session.events]
         call_id = context.function_call_id
+        held = [calls for calls in turns if any(one.id == call_id for one in calls)]
+        asked = [(one.id or "", one.name or "", one.args or {}) for one in held[-1]] if held else []
+        turn = earlier_of(asked, call_id)
         if run_id != context.session.id or context.node is not None:
             call_id = None  # a session that is new each time; a workflow's node makes a new id each time
         return self.bridge.call(
-            self.tool.name, args, framework=context, call_id=call_id, occurrence=occurrence_of(turns, call_id or ""),
-            run_id=run_id, user=context.user_id, agent=context.agent_name, definition=_definition(self.tool),
+            self.tool.name, args, framework=context, call_id=call_id,
+            occurrence=occurrence_of(([one.id or "" for one in calls] for calls in turns), call_id or ""),
+            run_id=run_id, user=context.user_id, agent=context.agent_name, definition=_definition(self.tool), turn=turn,
         )
 
 

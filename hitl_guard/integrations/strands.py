@@ -24,7 +24,7 @@ from ..errors import ApprovalRequired, CanonicalizationError, ConfigurationError
 from ..guard import Guard
 from ..models import Permit, ToolCall, ToolDefinition
 from ..toolcalls import edit_notice
-from .bridge import Bridge, Facts, Refusal, occurrence_of, request_facts
+from .bridge import Bridge, Facts, InnerCallError, Refusal, earlier_of, occurrence_of, request_facts
 
 _NAME = "hitl_guard"
 
@@ -142,6 +142,8 @@ class _Guarded:
             return self._told(tool_use, refusal)
         except _ToolError:
             pass  # the framework has its event already
+        except InnerCallError as inner:
+            raise inner.error from inner.error.__cause__
         return None
 
     def _told(
@@ -155,16 +157,20 @@ class _Guarded:
 
     def _call(self, tool_use: Any) -> ToolCall:
         agent, spec = self._context.agent, self._tool.tool_spec
-        turns = (
-            [part["toolUse"]["toolUseId"] for part in message["content"] if "toolUse" in part]
+        turns = [
+            [part["toolUse"] for part in message["content"] if "toolUse" in part]
             for message in agent.messages if message["role"] == "assistant"
-        )
+        ]
+        call_id = tool_use["toolUseId"]
+        held = [calls for calls in turns if any(one["toolUseId"] == call_id for one in calls)]
         schema = spec["inputSchema"]
         return self._bridge.call(
-            self._tool.tool_name, tool_use["input"], framework=self._context, call_id=tool_use["toolUseId"],
-            occurrence=occurrence_of(turns, tool_use["toolUseId"]), agent=agent.name,
+            self._tool.tool_name, tool_use["input"], framework=self._context, call_id=call_id, agent=agent.name,
+            occurrence=occurrence_of(([one["toolUseId"] for one in calls] for calls in turns), call_id),
             run_id=agent.session_id if agent._session_manager else None,
             definition=ToolDefinition(spec["name"], spec["description"], schema.get("json", schema)),
+            turn=earlier_of(((one["toolUseId"], one["name"], one["input"]) for one in held[-1]), call_id)
+            if held else None,
         )
 
 
