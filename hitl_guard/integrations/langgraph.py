@@ -26,7 +26,8 @@ from ..aio import AsyncGuard
 from ..errors import ConfigurationError, UnavailableError
 from ..guard import Guard
 from ..models import ApprovalRequest
-from .langgraph_gate import AsyncHandler, Gate, Handler, Scope, history, pause, selftest, use_up
+from .langgraph_gate import AsyncHandler, Gate, Handler, Scope, history, pause, use_up
+from .langgraph_selftest import selftest
 
 
 def tool_node(
@@ -38,7 +39,8 @@ def tool_node(
     Args:
         scope: From the `ToolCallRequest` to the call's facts, e.g. ``lambda request: {"user":
             request.runtime.context.user}``. The run id is the thread's, and the user the one whom a LangGraph server
-            authenticated, unless it says others.
+            authenticated, unless it says others. Take nothing from ``request.state``: it is read from the
+            checkpoint.
         pause, effects: See `hitl_guard.integrations.bridge.Bridge`.
         trusted_state: Fields of the graph's state that tools may get as parameters (``InjectedState("field")``) in
             calls that need a person, although nobody is shown them. The whole state, the store and the runtime are a
@@ -126,6 +128,8 @@ class ApprovalToolNode(ToolNode):
 
     async def selftest(self, graph: Pregel) -> None:
         """Run a canary call through every tool node of a compiled graph.
+
+        See `hitl_guard.integrations.langgraph_selftest.selftest` for what cannot be seen.
 
         Raises:
             ConfigurationError: one of them let it run, or there is none. Do not start.

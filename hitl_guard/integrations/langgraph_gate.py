@@ -1,4 +1,4 @@
-"""What the adapters of LangChain and LangGraph share: a call's way through the guard, their pause, their self-test."""
+"""What the adapters of LangChain and LangGraph share: a call's way through the guard, their pause."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.tools import BaseTool, StructuredTool, ToolException
+from langchain_core.tools import BaseTool, ToolException
 from langchain_core.tools import Tool as SimpleTool
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphInterrupt
-from langgraph.graph import START, StateGraph
 from langgraph.prebuilt.tool_node import (
     ToolCallRequest,
     ToolInvocationError,
-    ToolNode,
     _get_all_injected_args,  # which parameters come from the state is told nowhere else
 )
-from langgraph.pregel import Pregel
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -38,12 +34,6 @@ AsyncHandler = Callable[[ToolCallRequest], Awaitable[Any]]
 
 _TEXT = {"type": "object", "properties": {"__arg1": {"type": "string"}}, "required": ["__arg1"]}
 """What LangChain tells models of a tool that takes one text and has no schema."""
-
-_HOLDS = (
-    "bound", "runnable", "fallbacks", "steps", "steps__", "branches", "default", "func", "afunc", "mapper", "__self__",
-    "__wrapped__", "args", "keywords",
-)
-"""Where runnables and functions hold what they run."""
 
 
 class Gate:
@@ -75,7 +65,7 @@ class Gate:
         kept: list[Any] = []
 
         def start(permit: Permit) -> Any:
-            return self._kept(kept, permit, handler(self._granted(request, permit)))
+            return self._kept(request, kept, permit, handler(self._granted(request, permit)))
 
         with self._answered(request, kept, waits):
             self.bridge.run_sync(self._call(request), start)
@@ -88,7 +78,7 @@ class Gate:
         kept: list[Any] = []
 
         async def start(permit: Permit) -> Any:
-            return self._kept(kept, permit, await handler(self._granted(request, permit)))
+            return self._kept(request, kept, permit, await handler(self._granted(request, permit)))
 
         with self._answered(request, kept, waits):
             await self.bridge.run(self._call(request), start)
@@ -166,16 +156,24 @@ class Gate:
     def _granted(self, request: ToolCallRequest, permit: Permit) -> ToolCallRequest:
         """Return the request with the signed arguments. No earlier yes may answer a pause of the tool's own."""
         if permit.request_id is not None:
-            if request.tool is not None and self._hidden(request.tool):  # the policy was another one a moment ago
-                self._refuse_hidden(request.tool)
+            if request.tool is not None and self._hidden(request.tool) and not self._by_policy(permit):
+                self._refuse_hidden(request.tool)  # the policy was another one a moment ago, or the host asked
             if self.bridge.pause == "native":
                 use_up()
         return request.override(tool_call={**request.tool_call, "args": permit.arguments})
 
-    def _kept(self, kept: list[Any], permit: Permit, result: Any) -> Any:
+    def _by_policy(self, permit: Permit) -> bool:
+        """Return whether the policy approved a call by itself, so that nobody was shown anything."""
+        request = self.bridge.guard.get(permit.request_id or "", tenant=permit.scope.tenant)
+        return {vote.automatic for vote in request.votes} == {True}
+
+    def _kept(self, request: ToolCallRequest, kept: list[Any], permit: Permit, result: Any) -> Any:
         """Keep a tool's result, and raise where it is an error: the framework has caught what the tool raised."""
         kept.append(_noticed(result, edit_notice(permit)) if permit.edited else result)
-        if any(message.status == "error" for message in _tool_messages(result)):
+        ends = list(_ends(result))
+        # A tool may hand on the history of a sub-agent: errors of other calls in it are not the tool's own.
+        own = [status for call_id, status in ends if call_id == request.tool_call["id"]]
+        if "error" in (own or [status for _, status in ends]):
             raise ToolException("The tool ended in an error.")
         return result
 
@@ -207,69 +205,6 @@ def use_up() -> None:
         pause([])
 
 
-async def selftest(bridge: Bridge, graph: Pregel) -> None:
-    """Run a canary call through every tool node of a compiled graph, sync and async, behind their own wrappers.
-
-    A node that is a function of yours is seen as far as the function itself holds a tool node or graph.
-
-    Raises:
-        ConfigurationError: one of them let it run, or there is none. Do not start.
-    """
-    nodes = list(_tool_nodes(graph))
-    if not nodes:
-        raise ConfigurationError("The graph has no tool node: nothing in it is guarded.")
-    for schema, node in nodes:
-        with bridge.canary() as canary:
-            tool = StructuredTool.from_function(canary.tool, name=canary.name, description="A self-test's tool.")
-            probe = ToolNode(
-                [tool], messages_key=node._messages_key, handle_tool_errors=node._handle_tool_errors,
-                wrap_tool_call=node._wrap_tool_call, awrap_tool_call=node._awrap_tool_call,
-            )
-            built = StateGraph(schema).add_node("tools", probe).add_edge(START, "tools")
-            ready = built.compile(checkpointer=InMemorySaver())
-            for way, invoke in (("async", ready.ainvoke), ("sync", ready.invoke)):
-                call = {"name": canary.name, "args": {}, "id": f"canary-{way}"}
-                given = {node._messages_key: [AIMessage("", tool_calls=[call])]}
-                with suppress(NotImplementedError):  # a middleware that has not this way: nor can a run go it
-                    ended = invoke(given, {"configurable": {"thread_id": way}})
-                    if way == "async":
-                        await ended
-
-
-def _tool_nodes(graph: Pregel) -> Iterator[tuple[Any, ToolNode]]:
-    """Yield each tool node of a graph and of the graphs in it, with the schema of the state that it gets."""
-    seen: dict[int, Any] = {}
-    for node in graph.nodes.values():
-        for found in _within(node.bound, seen):
-            if isinstance(found, Pregel):
-                yield from _tool_nodes(found)
-            else:
-                yield graph.builder.state_schema, found
-
-
-def _within(runnable: Any, seen: dict[int, Any]) -> Iterator[Pregel | ToolNode]:
-    """Yield the tool nodes and graphs that a runnable is, or holds inside bindings, sequences, retries, functions …
-
-    Args:
-        seen: What was looked at, by its id; kept here so that no id is given anew.
-    """
-    if isinstance(runnable, Mapping):
-        runnable = list(runnable.values())
-    if isinstance(runnable, (list, tuple)):
-        for one in runnable:
-            yield from _within(one, seen)
-    elif id(runnable) not in seen:
-        seen[id(runnable)] = runnable
-        if isinstance(runnable, (Pregel, ToolNode)):
-            yield runnable
-            return
-        inner = [getattr(runnable, name, None) for name in _HOLDS]
-        cells = getattr(runnable, "__closure__", None) or ()
-        with suppress(ValueError):  # a cell that is still empty
-            inner += [cell.cell_contents for cell in cells]
-        yield from _within([one for one in inner if one is not None and not isinstance(one, (str, type))], seen)
-
-
 def history(state: Any, key: str) -> list[Any]:
     """Return the messages of a graph's state, of whatever kind it is."""
     if isinstance(state, list):
@@ -280,9 +215,16 @@ def history(state: Any, key: str) -> list[Any]:
 def _arguments(tool: BaseTool, asked: Mapping[str, Any]) -> Any:
     """Return the JSON arguments of which the framework makes the same as of the model's, or those themselves.
 
-    They are without what the tool does not take, and in its types: the very thing that runs.
+    They are without what the tool does not take, or takes from the framework, and in its types: the very thing that
+    runs.
     """
-    given, schema = asked["args"], tool.tool_call_schema
+    injected = _get_all_injected_args(tool)
+    filled = {*injected.all_injected_keys, *injected.state, injected.store, injected.runtime}
+    return {name: value for name, value in _fitting(tool, asked["args"]).items() if name not in filled}
+
+
+def _fitting(tool: BaseTool, given: Any) -> Any:
+    schema = tool.tool_call_schema
     if tool.args_schema is None or not (isinstance(schema, type) and issubclass(schema, BaseModel)):
         return given
     try:
@@ -296,17 +238,25 @@ def _arguments(tool: BaseTool, asked: Mapping[str, Any]) -> Any:
     return given
 
 
-def _tool_messages(result: Any) -> Iterator[ToolMessage]:
-    """Yield the messages of a tool's result, those inside commands too."""
+def _ends(result: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield tool-call id and status of each tool message in a result, those inside commands and of any form too."""
     if isinstance(result, ToolMessage):
-        yield result
+        yield result.tool_call_id, result.status
     elif isinstance(result, Command):
-        yield from _tool_messages(result.update)
+        for _, value in result._update_as_tuples():
+            yield from _ends(value)
     elif isinstance(result, (list, tuple)):
         for one in result:
-            yield from _tool_messages(one)
-    elif isinstance(result, Mapping):
-        yield from _tool_messages(list(result.values()))
+            yield from _ends(one)
+    elif _is_message(result):
+        yield result["tool_call_id"], result.get("status")
+
+
+def _is_message(result: Any) -> bool:
+    """Whether a mapping is what the framework makes a tool message of."""
+    return isinstance(result, Mapping) and "tool_call_id" in result and "tool" in (
+        result.get("role"), result.get("type")
+    )
 
 
 def names_of(option: str, names: Iterable[str]) -> frozenset[str]:
@@ -331,8 +281,13 @@ def _noticed(result: Any, notice: str) -> Any:
         content = result.content
         told = notice + content if isinstance(content, str) else [{"type": "text", "text": notice}, *content]
         return result.model_copy(update={"content": told})
+    if _is_message(result):
+        told = _noticed(ToolMessage(result.get("content") or "", tool_call_id=""), notice)
+        return {**result, "content": told.content}
     if isinstance(result, Command):
-        return replace(result, update=_noticed(result.update, notice))
+        if result.update is None or isinstance(result.update, (list, dict)):
+            return replace(result, update=_noticed(result.update, notice))
+        return replace(result, update=[(key, _noticed(value, notice)) for key, value in result._update_as_tuples()])
     if isinstance(result, list):
         return [_noticed(one, notice) for one in result]
     if isinstance(result, dict):
