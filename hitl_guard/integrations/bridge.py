@@ -180,11 +180,11 @@ class Bridge:
             InnerCallError: the tool ran, and a call inside it was stopped. Anything else is what the tool raised.
         """
         async def started(permit: Permit) -> Any:
-            with _inner_calls(permit):
+            with inner_calls(permit):
                 return await start(permit)
 
         permit = await self.permit(call)
-        return _noticed(permit, await running.run_async(permit, started, self._effect(call), self.guard.settle))
+        return noticed(permit, await running.run_async(permit, started, self._effect(call), self.guard.settle))
 
     async def permit(self, call: ToolCall) -> Permit:
         """Authorize a call that something else will run, with its arguments as they are in the permit. Raises as `run`.
@@ -201,12 +201,12 @@ class Bridge:
     def run_sync(self, call: ToolCall, start: Callable[[Permit], Any]) -> Any:
         """Do the same in this thread."""
         def started(permit: Permit) -> Any:
-            with _inner_calls(permit):
+            with inner_calls(permit):
                 return start(permit)
 
         with _heard():
             permit = self.guard.authorize(call)
-        return _noticed(permit, running.run(permit, started, self._effect(call), self.guard.settle))
+        return noticed(permit, running.run(permit, started, self._effect(call), self.guard.settle))
 
     def _effect(self, call: ToolCall) -> str:
         return effect_of(self._effects.get(call.tool), known(self.guard, call.tool))
@@ -252,7 +252,7 @@ def _heard() -> Iterator[None]:
 
 
 @contextmanager
-def _inner_calls(permit: Permit) -> Iterator[None]:
+def inner_calls(permit: Permit) -> Iterator[None]:
     """Tell what stops a call inside a tool from what stops the tool's own, its seal included."""
     try:
         yield
@@ -307,7 +307,7 @@ def occurrence_of(turns: Iterable[Sequence[str]], call_id: str) -> int:
     return sum(counts[:-1])
 
 
-def _noticed(permit: Permit, result: Any) -> Any:
+def noticed(permit: Permit, result: Any) -> Any:
     """Return a tool's result; where a person changed the call, with the notice that says so."""
     if not permit.edited:
         return result

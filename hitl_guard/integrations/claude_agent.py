@@ -4,19 +4,28 @@
 process. It may let another hook change the arguments after ours, and pauses at most one call of a turn: so a call that
 waits is told to the model, which makes it again (deny-and-retry). Your own tools are authorized in their handler,
 where nothing comes after. Built-in tools and other servers' are authorized in the hook: there a change by a later hook
-goes unnoticed, and therefore other hooks are refused unless you trust them.
+goes unnoticed, and therefore other hooks are refused unless you trust them. What switches hooks off is always refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from claude_agent_sdk import ClaudeAgentOptions, HookMatcher, SdkMcpTool, create_sdk_mcp_server
+from claude_agent_sdk import (
+    CanUseTool,
+    ClaudeAgentOptions,
+    HookMatcher,
+    PermissionResultAllow,
+    PermissionResultDeny,
+    SdkMcpTool,
+    create_sdk_mcp_server,
+)
 from claude_agent_sdk import _build_input_schema as _schema
 
 from ..aio import AsyncGuard
@@ -32,7 +41,7 @@ from ..guard import Guard
 from ..lifecycle import running
 from ..models import Permit, ToolCall, ToolDefinition
 from ..toolcalls import edit_notice
-from .bridge import Bridge, Facts, Refusal
+from .bridge import Bridge, Facts, InnerCallError, Refusal
 
 KEPT = 1_000
 """Calls that the program was told about and has not made or ended yet; older ones are forgotten, and then refused."""
@@ -42,6 +51,16 @@ TIMEOUT_S = 60.0
 
 CALL_ID_KEY = "claudecode/toolUseId"
 """Where the program names the model's call in the ``_meta`` of ``tools/call``."""
+
+BARE = "CLAUDE_CODE_SIMPLE"
+"""The variable that makes the program start without any hook, as ``--bare`` does."""
+
+BYPASSING = frozenset({"allow-dangerously-skip-permissions", "bare", "dangerously-skip-permissions"})
+HARMLESS = frozenset({
+    "autocompact", "debug", "debug-file", "debug-to-stderr", "disable-slash-commands", "name", "no-chrome",
+    "no-session-persistence", "replay-user-messages", "strict-mcp-config", "verbose",
+})
+"""The program's further arguments (``extra_args``) that bring neither hooks nor settings."""
 
 _CALL_ID: ContextVar[str | None] = ContextVar("hitl_guard_tool_use_id", default=None)
 
@@ -85,42 +104,57 @@ class Approvals:
         """Return the client's options with our hooks.
 
         Args:
-            trust_hooks: Other hooks, of these options, of settings files and of plugins, may run too. Whatever changes
-                the arguments of a built-in tool after our hook runs unapproved.
+            trust_hooks: Other hooks, of these options, of settings files and of plugins, ``can_use_tool`` and other
+                ``extra_args`` may change a call too. Whatever changes the arguments of a built-in tool after our hook
+                runs unapproved. Without it ``can_use_tool`` may say yes or no, and no more.
 
         Raises:
-            ConfigurationError: permissions are bypassed, or other hooks may run.
+            ConfigurationError: permissions are bypassed, hooks are switched off, or other hooks may run.
         """
-        if options.permission_mode == "bypassPermissions" or "dangerously-skip-permissions" in options.extra_args:
-            raise ConfigurationError("Permissions are bypassed: choose another permission_mode.")
+        _check(options, trust_hooks=trust_hooks)
         hooks = dict(options.hooks or {})
-        files = options.setting_sources != [] or options.settings is not None or options.plugins
-        if not trust_hooks and (hooks.get("PreToolUse") or files):
-            raise ConfigurationError(
-                "Other hooks could change a call after it was approved: leave PreToolUse hooks, settings and plugins"
-                " out and set setting_sources=[], or say trust_hooks=True."
-            )
         servers = options.mcp_servers if isinstance(options.mcp_servers, dict) else {}
-        before = _Before(self, {key: config.get("instance") for key, config in servers.items()})
+        before = _Before(self, {key: config.get("instance") for key, config in servers.items()}, trust_hooks)
         ours = {"PreToolUse": before, "PostToolUse": self._after, "PostToolUseFailure": self._after_failure}
         for event, hook in ours.items():
             # Last, and "block": a hook that raises or takes too long lets nothing run.
             block = HookMatcher(hooks=[hook], timeout=TIMEOUT_S, on_failure="block")
             hooks[event] = [*hooks.get(event, ()), block]
-        return replace(options, hooks=hooks)
+        ask = options.can_use_tool
+        return replace(
+            options, hooks=hooks, env={**options.env, BARE: ""},
+            can_use_tool=ask if ask is None or trust_hooks else self._unchanging(ask),
+        )
 
     async def selftest(self, options: ClaudeAgentOptions) -> None:
-        """Send a canary call to the hooks of a client's options. No model is asked, and the program does not start.
+        """Look at a client's options again, and send a canary call to their hooks. No model is asked, and the program
+        does not start.
 
         Raises:
-            ConfigurationError: it was not stopped by this guard. Do not start.
+            ConfigurationError: it was not stopped by this guard, or something could let calls past it. Do not start.
         """
         with self.bridge.canary() as canary:
             for matcher in (options.hooks or {}).get("PreToolUse", ()):
                 for hook in matcher.hooks:
                     if matcher.matcher is None and matcher.on_failure == "block" and isinstance(hook, _Before):
+                        _check(options, trust_hooks=hook.trust_hooks)
                         call: Any = {"tool_name": canary.name, "tool_input": {}, "tool_use_id": "canary"}
                         await hook(call | {"session_id": "canary"}, "canary", {"signal": None})
+
+    def _unchanging(self, ask: CanUseTool) -> CanUseTool:
+        """Return a permission callback whose yes is to the call as it was shown. A no ends what was to start."""
+        async def asked(tool: str, given: dict[str, Any], context: Any) -> PermissionResultAllow | PermissionResultDeny:
+            shown = copy.deepcopy(given)
+            answer = await ask(tool, given, context)
+            if isinstance(answer, PermissionResultAllow) and given == shown and answer.updated_input in (None, shown):
+                return answer
+            if (started := self._started.pop(context.tool_use_id, None)) is not None:
+                await asyncio.to_thread(self.bridge.guard.settle, started[1], "failed", "not-permitted")
+            if isinstance(answer, PermissionResultAllow):
+                return PermissionResultDeny(message="The call was changed after it was approved.")
+            return answer
+
+        return asked
 
     # -- your own tools ------------------------------------------------------------------------------------------
 
@@ -128,13 +162,15 @@ class Approvals:
         async def handler(arguments: Any) -> dict[str, Any]:
             async def start(permit: Permit) -> Any:
                 kept.append(_noticed(await tool.handler(permit.arguments), permit))
-                if kept[0].get("is_error"):
+                if kept[0].get("is_error") or kept[0].get("isError"):
                     raise _ToolError
                 return kept[0]
 
             kept: list[dict[str, Any]] = []
             try:
                 await self.bridge.run(self._announced_call(tool, arguments), start)
+            except InnerCallError as inner:
+                raise inner.error from inner.error.__cause__  # what the tool raised, as any other
             except (ApprovalRequired, *Refusal) as error:
                 return self._told(error)
             except _ToolError:
@@ -173,9 +209,10 @@ class Approvals:
         )
 
     async def _after(self, given: Any, call_id: str | None, context: Any) -> dict[str, Any]:
-        """Put on record that a tool of the program's has succeeded."""
+        """Put on record that a tool of the program's has succeeded, or how much is known of one in the background."""
         if (started := self._started.pop(given["tool_use_id"], None)) is not None:
-            await asyncio.to_thread(self.bridge.guard.settle, started[1], "succeeded")
+            ended = ("in_doubt", "background") if _in_background(given) else ("succeeded", None)
+            await asyncio.to_thread(self.bridge.guard.settle, started[1], *ended)
         return {}
 
     async def _after_failure(self, given: Any, call_id: str | None, context: Any) -> dict[str, Any]:
@@ -188,8 +225,8 @@ class Approvals:
 class _Before:
     """The hook before each tool."""
 
-    def __init__(self, approvals: Approvals, servers: Mapping[str, Any]) -> None:
-        self._approvals, self._servers = approvals, servers
+    def __init__(self, approvals: Approvals, servers: Mapping[str, Any], trust_hooks: bool) -> None:
+        self._approvals, self._servers, self.trust_hooks = approvals, servers, trust_hooks
 
     async def __call__(self, given: Any, call_id: str | None, context: Any) -> dict[str, Any]:
         approvals = self._approvals
@@ -227,6 +264,36 @@ class _Before:
 
 class _ToolError(Exception):
     """A tool told the model that it failed: a signal inside this module, so that the outcome is on record."""
+
+
+def _check(options: ClaudeAgentOptions, *, trust_hooks: bool) -> None:
+    """Raise `ConfigurationError` for options that could let calls past our hook, or change them after it."""
+    # The program reads "--flag=value" too, and a value that looks like a flag as one.
+    written = [f"--{key}" for key in options.extra_args] + [str(value) for value in options.extra_args.values()]
+    words = [word.partition("=") for word in written]
+    given = {word.lstrip("-") for word, _, _ in words if word.startswith("-")}
+    modes = {options.permission_mode, *(value or word for word, _, value in words)}
+    modes |= {agent.permissionMode for agent in (options.agents or {}).values()}
+    if "bypassPermissions" in modes or given & BYPASSING:
+        raise ConfigurationError("Permissions are bypassed, or hooks are off: choose another permission_mode.")
+    if options.env.get(BARE):
+        raise ConfigurationError(f"Hooks are off: leave {BARE} out of the environment.")
+    hooks = [one for event in ("PreToolUse", "PermissionRequest") for one in (options.hooks or {}).get(event, ())]
+    foreign = any(not isinstance(hook, _Before) for matcher in hooks for hook in matcher.hooks)
+    files = options.setting_sources != [] or options.settings is not None or options.plugins or given - HARMLESS
+    if not trust_hooks and (foreign or files or options.permission_prompt_tool_name is not None):
+        raise ConfigurationError(
+            "Other hooks could change a call after it was approved: leave PreToolUse and PermissionRequest hooks,"
+            " settings, plugins, permission_prompt_tool_name and extra_args out and set setting_sources=[], or say"
+            " trust_hooks=True."
+        )
+
+
+def _in_background(given: Mapping[str, Any]) -> bool:
+    """Whether a tool has only started: its end is told to the model, and to no hook."""
+    response, asked = given.get("tool_response"), given.get("tool_input")
+    named = isinstance(response, Mapping) and response.get("backgroundTaskId") is not None
+    return named or (isinstance(asked, Mapping) and asked.get("run_in_background") is True)
 
 
 def _name_calls(server: Any) -> None:

@@ -5,18 +5,21 @@ Clients that can show a link pause natively (see `hitl_guard.integrations.mcp_ga
 ``request_state_security``: with a key of its own for each process a pause does not outlive the process, but the call
 made anew does. A mounted server's tools come by here under the names that this server gives them.
 
-A tool that asks its client for input cannot do so in an approved call, tools that are addressed by a hash (those of
-apps) are refused, and so is a server that runs tools in the background.
+A tool cannot ask its client for anything in an approved call. What your dependencies (``Depends``) work out is part of
+your tool: no approver sees it. Tools that are addressed by a hash (those of apps) are refused, and so is a server that
+runs tools in the background.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from fastmcp import Client, Context, FastMCP
 from fastmcp.exceptions import ToolError
+from fastmcp.server.dependencies import fastmcp_request_ctx
 from fastmcp.server.extensions import MethodBinding, ServerExtension, ToolCallContinuation, ToolCallOutcome
 from fastmcp.tools.base import InputRequiredToolResult, Tool, ToolResult
 from fastmcp.utilities.tasks import TASKS_EXTENSION_ID
@@ -27,9 +30,11 @@ from mcp.types import CallToolRequestParams, InputRequiredResult, TextContent
 from ..aio import AsyncGuard
 from ..errors import ConfigurationError, NoEffect
 from ..guard import Guard
-from ..models import ToolDefinition
+from ..models import Permit, ToolDefinition
 from .bridge import Facts
-from .mcp_gate import IDENTIFIER, Gate, Leg
+from .mcp_gate import IDENTIFIER, Gate, Leg, Run
+
+_ANSWERS = ("inputResponses", "requestState")
 
 
 class ApprovalExtension(ServerExtension):
@@ -38,7 +43,8 @@ class ApprovalExtension(ServerExtension):
     Args:
         scope: From FastMCP's ``Context`` to the call's facts, e.g. ``lambda ctx: {"user": "ana", "run_id": "inbox"}``.
             Without it the user is the access token's subject, which is unique in one issuer only, and the run id the
-            transport's session; clients of 2026-07-28, stateless servers and pipes have no session.
+            transport's session; clients of 2026-07-28, stateless servers and pipes have no session. What a client says
+            of itself (``_meta``, its name) is no login.
         inbox: Where the inbox is (``https://approvals.example``), for links, or None.
         pause, effects: See `hitl_guard.integrations.bridge.Bridge`. The native pause needs ``inbox``.
 
@@ -74,10 +80,11 @@ class ApprovalExtension(ServerExtension):
             arguments=params.arguments or {}, state=params.request_state,
         )
 
-        async def start(arguments: dict[str, Any]) -> Any:
-            params.arguments = arguments  # the tool is run with what is in here
+        async def start(permit: Permit, run: Run) -> Any:
+            params.name, params.arguments = leg.tool, permit.arguments  # the tool is run with what is in here
             try:
-                return await call_next()
+                with _unanswered(permit, run, leg):
+                    return await call_next()
             except ToolError as error:
                 if isinstance(error.__cause__, NoEffect):
                     raise error.__cause__ from error
@@ -130,6 +137,24 @@ class _Shapes:
 
     def succeeded(self, result: Any) -> bool:
         return isinstance(result, ToolResult) and not self.asks(result) and not result.is_error
+
+
+@contextmanager
+def _unanswered(permit: Permit, run: Run, leg: Leg) -> Iterator[None]:
+    """Let a tool see no answers of its client that are none of its own, nor ask for any in an approved call."""
+    approved, request = permit.request_id is not None, fastmcp_request_ctx.get()
+    if request is None or not (approved or leg.ours):
+        yield
+        return
+    raw = request._srctx
+    session = run.quiet(request.session) if approved else request.session
+    params = {name: value for name, value in (raw.params or {}).items() if name not in _ANSWERS}
+    seen = replace(request, session=session, _srctx=replace(raw, session=session, params=params))
+    token = fastmcp_request_ctx.set(seen)
+    try:
+        yield
+    finally:
+        fastmcp_request_ctx.reset(token)
 
 
 def _check_asked(server: FastMCP) -> None:

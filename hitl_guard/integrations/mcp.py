@@ -6,13 +6,15 @@ before it is attached, and nothing where another extension comes after it. Clien
 process, which is the SDK's default, a pause does not outlive the process, but the call made anew does.
 
 Only what clients call comes by here: seal the functions, so that ``server.call_tool`` runs none of them either. A tool
-that asks its client for input (``Resolve``) cannot do so in an approved call.
+cannot ask its client for anything in an approved call. What your resolvers (``Resolve``) work out by themselves is part
+of your tool: no approver sees it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from mcp import Client
@@ -25,9 +27,9 @@ from mcp.types import CallToolRequestParams, CallToolResult, InputRequiredResult
 from ..aio import AsyncGuard
 from ..errors import ConfigurationError
 from ..guard import Guard
-from ..models import ToolDefinition
+from ..models import Permit, ToolDefinition
 from .bridge import Facts
-from .mcp_gate import IDENTIFIER, Gate, Leg
+from .mcp_gate import IDENTIFIER, Gate, Leg, Run
 
 S = TypeVar("S", bound=MCPServer)
 
@@ -38,7 +40,8 @@ class ApprovalExtension(Extension):
     Args:
         scope: From the SDK's ``ServerRequestContext`` to the call's facts, e.g. ``lambda ctx: {"user": "ana", "run_id":
             "inbox"}``. Without it the user is the access token's subject, which is unique in one issuer only, and the
-            run id the transport's session; clients of 2026-07-28, stateless servers and pipes have no session.
+            run id the transport's session; clients of 2026-07-28, stateless servers and pipes have no session. What a
+            client says of itself (``_meta``, its name) is no login.
         inbox: Where the inbox is (``https://approvals.example``), for links, or None.
         pause, effects: See `hitl_guard.integrations.bridge.Bridge`. The native pause needs ``inbox``.
 
@@ -76,12 +79,13 @@ class ApprovalExtension(Extension):
             state=params.request_state,
         )
 
-        async def start(arguments: dict[str, Any]) -> Any:
+        async def start(permit: Permit, run: Run) -> Any:
             # The handler takes the very `params` that this method got.
-            params.arguments = arguments
-            if leg.ours:  # the answer to our question is none of the tool's
+            params.name, params.arguments = leg.tool, permit.arguments
+            approved = permit.request_id is not None
+            if approved or leg.ours:  # the answer to our question is none of the tool's
                 params.request_state = params.input_responses = None
-            return await call_next(ctx)
+            return await call_next(replace(ctx, session=run.quiet(ctx.session)) if approved else ctx)
 
         return await self._gate.handle(leg, lambda: self._definition(params.name), start)
 

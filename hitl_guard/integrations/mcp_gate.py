@@ -6,10 +6,14 @@ that asks it to show the request's page in the inbox, and whose ``requestState``
 call again with that state, which then spends this very request, once, or nothing. What it answers to the question
 approves nothing. Every other client is told, in a tool result, that the call waits; the same call later, in the same
 run, spends the approval.
+
+A tool that runs under an approval hears nothing of its client: no answers come with the call, and it can ask for none.
+What a client says there would be a part of the call that nobody has approved.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -18,7 +22,7 @@ from typing import Any, NoReturn, Protocol
 
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.shared.exceptions import MCPError
-from mcp.types import ElicitRequest, ElicitRequestURLParams, InputRequiredResult, TextContent
+from mcp.types import INVALID_REQUEST, ElicitRequest, ElicitRequestURLParams, InputRequiredResult, TextContent
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ..aio import AsyncGuard
@@ -40,7 +44,7 @@ from ..lifecycle.refusals import check_fingerprint, check_scope
 from ..models import ApprovalRequest, Permit, ToolCall, ToolDefinition
 from ..protocols.verify import _edited
 from ..toolcalls import as_text, edit_notice, pending_result
-from .bridge import Bridge, Facts, Refusal
+from .bridge import Bridge, Facts, InnerCallError, Refusal, inner_calls
 from .mcp_proxy.frames import UNAVAILABLE
 from .mcp_proxy.gate import INTERNAL_ERROR
 from .mcp_proxy.pausing import _MESSAGE, STATE, Pausing
@@ -52,6 +56,7 @@ MAX_SHOWN = 1_000
 """Requests whose link was shown lately; of older ones it may be shown again."""
 
 _LOG = logging.getLogger("hitl_guard.mcp")
+_NO_INPUT = "The tool asked for more input in the middle of an approved call: it was ended."
 
 
 class Shapes(Protocol):
@@ -131,18 +136,18 @@ class Gate:
 
     async def handle(
         self, leg: Leg, definition: Callable[[], Awaitable[ToolDefinition | None]],
-        start: Callable[[dict[str, Any]], Awaitable[Any]],
+        start: Start,
     ) -> Any:
         """Return a call's result, or what is told instead of one.
 
         Args:
             definition: Looks the tool up; None: the server has no such tool.
-            start: Runs the tool with the arguments that were signed, and returns its result.
+            start: Runs the tool with the permit's arguments, and returns its result.
 
         Raises:
             MCPError: nobody can tell whether the call may run, or the set-up is wrong. The tool did not run.
         """
-        run = _Run(start, self._shapes)
+        run = Run(start, self._shapes)
         nested = running.current_permit() is not None  # a call inside a tool: the state and the client are the tool's
         try:
             call = await self._call(leg, definition)
@@ -150,6 +155,8 @@ class Gate:
                 return self._told("Refused: there is no such tool.")
             named = leg.state.removeprefix(STATE) if leg.state is not None and leg.ours and not nested else None
             await self._spend(call, named, run)
+        except InnerCallError as inner:
+            raise inner.error from inner.error.__cause__  # what the tool raised, as any other
         except ApprovalRequired as pause:
             return self._waits(pause.request, native=leg.takes_links and not leg.ours and not nested)
         except _ReportedError:
@@ -181,7 +188,7 @@ class Gate:
             user=None if token is None else token.subject, definition=found,
         )
 
-    async def _spend(self, call: ToolCall, named: str | None, run: _Run) -> None:
+    async def _spend(self, call: ToolCall, named: str | None, run: Run) -> None:
         """Run a call under its approval; where the client names the request, under that one or not at all.
 
         So a state that is sent twice runs nothing the second time, and asks nobody again.
@@ -240,12 +247,13 @@ def _permit(guard: Guard, call: ToolCall, named: str) -> Permit:
     return guard.authorize(call, request_id=named if edited is None else edited.row.id)
 
 
-class _Run:
+class Run:
     """A tool that is started at most once, and what became of it."""
 
-    def __init__(self, start: Callable[[dict[str, Any]], Awaitable[Any]], shapes: Shapes) -> None:
+    def __init__(self, start: Start, shapes: Shapes) -> None:
         self._start = start
         self._shapes = shapes
+        self._asked = False
         self.permit: Permit | None = None
         self.result: Any = None
         self.ended = False
@@ -257,17 +265,30 @@ class _Run:
             _ReportedError: its result is an error, or no end.
         """
         self.permit = permit
-        self.result = await self._start(permit.arguments)
-        if self._shapes.asks(self.result) and permit.request_id is not None:
+        with inner_calls(permit):
+            try:
+                self.result = await self._start(permit, self)
+            except Exception:
+                if not self._asked:
+                    raise
+        approved = permit.request_id is not None
+        if approved and (self._shapes.asks(self.result) or (self._asked and not self._shapes.succeeded(self.result))):
             # Its answer would come with a call of its own, whose approval this one cannot be: it is spent.
-            self.result = self._shapes.told(
-                "The tool asked for more input in the middle of an approved call: it was ended.", is_error=True,
-                structured=None,
-            )
+            self.result = self._shapes.told(_NO_INPUT, is_error=True, structured=None)
         self.ended = True
         if not self._shapes.succeeded(self.result):
             raise _ReportedError
         return self.result
+
+    def quiet(self, session: Any) -> Any:
+        """Return a session of the SDK's by which a tool can tell its client things, and ask for none."""
+        async def refuse(*_: Any, **__: Any) -> NoReturn:
+            self._asked = True
+            raise MCPError(INVALID_REQUEST, _NO_INPUT)
+
+        made = copy.copy(session)
+        made.send_request = refuse  # each of its questions goes by here
+        return made
 
     def noticed(self) -> Any:
         """Return the result; where a person changed the call, with the notice that says so."""
@@ -275,6 +296,10 @@ class _Run:
             return self.result
         notice = TextContent(type="text", text=edit_notice(self.permit).strip())
         return self.result.model_copy(update={"content": [notice, *self.result.content]})
+
+
+Start = Callable[[Permit, Run], Awaitable[Any]]
+"""Runs a tool with the permit's arguments."""
 
 
 class _ReportedError(Exception):

@@ -35,7 +35,7 @@ from ..aio import AsyncGuard
 from ..errors import ApprovalRequired, ConfigurationError, ConsumedError, UnavailableError
 from ..models import ApprovalRequest, Permit, ToolCall, ToolDefinition
 from ..policy.core import Status
-from .bridge import Bridge, InnerCallError, Refusal, _noticed
+from .bridge import Bridge, InnerCallError, Refusal, noticed
 
 _RAW: ContextVar[tuple[object, str] | None] = ContextVar("hitl_guard_raw_arguments", default=None)
 _ABORTING = (ApprovalRequired, ConfigurationError, UnavailableError)
@@ -185,7 +185,7 @@ class Invoker(_FailureHandlingFunctionToolInvoker):
             result = await invoke_function_tool(function_tool=self.inner, context=ctx, arguments=text)
         finally:
             _MCP_ERRORS.reset(token)
-        kept += [result, _noticed(permit, result)]
+        kept += [result, noticed(permit, result)]
         if errors:
             raise _ReportedError
         return result
@@ -212,12 +212,12 @@ class Invoker(_FailureHandlingFunctionToolInvoker):
         return told
 
 
-def _parts(plain: Any, noticed: Any) -> Any:
+def _parts(plain: Any, told: Any) -> Any:
     """Return a result with its notice as the framework's own parts where it is made of such (images, files)."""
     parts = plain if isinstance(plain, list) else [plain]
-    if noticed is plain or not parts or not all(isinstance(part, _PARTS) for part in parts):
-        return noticed
-    return [ToolOutputText(text=noticed["message"]), *parts]
+    if told is plain or not parts or not all(isinstance(part, _PARTS) for part in parts):
+        return told
+    return [ToolOutputText(text=told["message"]), *parts]
 
 
 def _occurrence(ctx: RunContextWrapper[Any], call_id: str | None) -> int:

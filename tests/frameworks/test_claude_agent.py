@@ -63,7 +63,7 @@ async def chat(options: ClaudeAgentOptions, *turns: Any) -> str:
     """Run the program with a scripted model; return the results of tools that the model was given."""
     model = Model(turns)
     with tempfile.TemporaryDirectory() as home, serving(model) as url:
-        options.env = environment(Path(home), url)
+        options.env = {**options.env, **environment(Path(home), url)}
         async with ClaudeSDKClient(options) as client:
             await client.query("go")
             async for _ in client.receive_response():
@@ -205,6 +205,10 @@ async def _other(*_: Any) -> dict[str, Any]:
     {"settings": "{}"},
     {"plugins": [{"type": "local", "path": "/somewhere"}]},
     {"hooks": {"PreToolUse": [HookMatcher(hooks=[_other])]}},
+    {"hooks": {"PermissionRequest": [HookMatcher(hooks=[_other])]}},
+    {"permission_prompt_tool_name": "mcp__shop__prompt"},
+    {"extra_args": {"plugin-url": "https://somewhere"}},
+    {"extra_args": {"debug": "--settings"}},
 ], ids=lambda given: next(iter(given)))
 def test_what_would_let_calls_past_the_guard_is_refused_at_the_start(bench: Bench, given: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
