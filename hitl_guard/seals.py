@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -153,9 +154,15 @@ def _adapter(hint: Any) -> TypeAdapter[Any] | None:
 
 
 def _is_injected(hint: Any) -> bool:
-    """Whether a type, one of its members or one of its notes is a framework's own."""
-    found = [typing.get_origin(hint) or hint, *typing.get_args(hint), *getattr(hint, "__metadata__", ())]
-    return any(_named(one) in _INJECTED or _named(type(one)) in _INJECTED for one in found)
+    """Whether a type, or one of its notes, is a framework's own: each member of a union but None."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        notes = hint.__metadata__
+        return _is_injected(hint.__origin__) or any({_named(one), _named(type(one))} & _INJECTED for one in notes)
+    if origin in (typing.Union, types.UnionType):
+        members = [one for one in typing.get_args(hint) if one is not type(None)]
+        return all(_is_injected(one) for one in members)
+    return _named(origin or hint) in _INJECTED
 
 
 def _named(kind: Any) -> str:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from ..integrations.mcp_proxy.gate import Caller
     from ..lifecycle.settings import Settings
 
-EFFECTS = ("none", "idempotent", "opaque")
+
+EFFECTS = ("none", "idempotent", "probeable", "opaque")
+"""As `hitl_guard.models.EFFECTS`, which takes more to import than a page of help may."""
 
 
 @click.command("mcp-proxy")
@@ -55,6 +57,9 @@ def mcp_proxy(
     """
     if bool(command) == bool(url):
         raise click.UsageError("Give the server's command after '--', or --url URL.")
+    source = click.get_current_context().get_parameter_source("authorization")
+    if url is None and source is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("--authorization is for a server behind --url.")
     promised = _effects(effects)
     _check_address("--inbox", inbox)
     _check_address("--url", url)
@@ -152,5 +157,5 @@ def _identity(command: tuple[str, ...], url: str | None) -> str:
         name = command[0].replace("\\", "/").rpartition("/")[2]
     else:
         parts = urlsplit(url)
-        name = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+        name = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "", "", ""))
     return f"{name[:200]}#{digest}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -81,8 +81,8 @@ class Bridge:
     """One framework's way to a guard.
 
     Args:
-        scope: Returns the facts of a call from what the framework hands to its hooks. Without it they come from
-            `Guard.context` around the run, and the run id from the framework where it has one that a resume keeps.
+        scope: Returns the facts of a call from what the framework hands to its hooks. Those that it does not return
+            come from `Guard.context` around the run, then from the framework: a run id that a resume keeps.
         pause: ``native``: the framework pauses its run. ``retry``: the model is told that the call waits and makes it
             again later (deny-and-retry).
         effects: What tools promise about their effect, by name (see `hitl_guard.models.EFFECTS`); others are opaque.
@@ -106,11 +106,6 @@ class Bridge:
         self._scope = scope
         self._effects = {name: effect_of(effect, None) for name, effect in (effects or {}).items()}
 
-    @property
-    def has_scope(self) -> bool:
-        """Whether a function says for whom a call is."""
-        return self._scope is not None
-
     def know(self, names: Iterable[str]) -> None:
         """Note the names of the framework's tools, so that a policy that names none of them is noticed."""
         self.guard._desk.know(names)
@@ -127,8 +122,8 @@ class Bridge:
             framework: What the framework hands to its hooks; ``scope`` gets it.
             call_id: The provider's tool-call id. None: the call is bound to its arguments, as with ``pause="retry"``.
             run_id, user, agent: What the framework itself knows; facts of the app count more.
-            turn: Tool and arguments of the earlier calls of the model's turn, for the policy. None: the framework
-                does not tell, and rules that depend on it stop the call.
+            turn: Tool and arguments of the earlier calls of the model's turn, for the policy, as their tools get them.
+                None: the framework does not tell, and rules that depend on it stop the call.
 
         Raises:
             ConfigurationError: nobody says for whom, or in which run.
@@ -142,15 +137,23 @@ class Bridge:
             )
         retry = self.pause == "retry" or call_id is None
         facts |= {} if retry else {"call_id": call_id, "occurrence": occurrence}
-        facts["turn"] = None if turn is None else tuple(self._earlier(turn, facts))
+        facts["turn"] = None if turn is None else self._earlier(turn, facts)
         made, _ = call_of(tool, _given(arguments), facts, retry=retry)
         return made if definition is None else replace(made, definition=definition)
 
-    def _earlier(self, turn: Iterable[Asked], facts: Facts) -> Iterator[ToolCall]:
-        """Yield the earlier calls of a turn. One without a JSON form never runs, so it never counts."""
+    def _earlier(self, turn: Iterable[Asked], facts: Facts) -> tuple[ToolCall, ...] | None:
+        """Return the earlier calls of a turn; None where one of them cannot be read as the guard reads calls.
+
+        Frameworks read more leniently (duplicate names, parts that a tool does not take): such a call may have run.
+        """
+        earlier = []
         for tool, arguments in turn:
-            with suppress(CanonicalizationError):
-                yield ToolCall(tool, _given(arguments), run_id=facts["run_id"], call_id=None, user=facts["user"])
+            try:
+                raw = self.guard._desk.canonical_arguments(_given(arguments))
+            except CanonicalizationError:
+                return None
+            earlier.append(ToolCall(tool, raw, run_id=facts["run_id"], call_id=None, user=facts["user"]))
+        return tuple(earlier)
 
     def _facts(self, framework: Any) -> dict[str, Any]:
         canary = _CANARY.get()
@@ -199,7 +202,7 @@ class Bridge:
         return running.outcome_of(RuntimeError(), self._effect(call))
 
     def run_sync(self, call: ToolCall, start: Callable[[Permit], Any]) -> Any:
-        """Do the same in this thread."""
+        """Do in this thread what `run` does in a task. Raises as `run`."""
         def started(permit: Permit) -> Any:
             with inner_calls(permit):
                 return start(permit)

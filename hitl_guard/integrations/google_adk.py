@@ -29,6 +29,7 @@ from ..aio import AsyncGuard
 from ..errors import ApprovalRequired, ConfigurationError
 from ..guard import Guard
 from ..models import Permit, ToolCall, ToolDefinition
+from ..toolcalls import edit_notice
 from .bridge import Bridge, Facts, InnerCallError, Refusal, earlier_of, occurrence_of, request_facts
 
 _OUTER: ContextVar[str | None] = ContextVar("hitl_guard_outer_session", default=None)
@@ -165,7 +166,7 @@ class _Guarded:
             finally:
                 _OUTER.reset(token)
             if isinstance(result, dict) and any(result.get(name) for name in _ERRORS):
-                raise _ToolError(result)
+                raise _ToolError({**result, "notice": edit_notice(permit).strip()} if permit.edited else result)
             return result
 
         try:

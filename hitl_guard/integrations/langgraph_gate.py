@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from ..aio import AsyncGuard
-from ..errors import ApprovalRequired, CanonicalizationError, ConfigurationError, RefusedError
+from ..errors import ApprovalRequired, CanonicalizationError, ConfigurationError, NoEffect, RefusedError
 from ..guard import Guard
 from ..models import ApprovalRequest, Permit, ToolCall, ToolDefinition
 from ..policy.core import Status
@@ -148,7 +148,7 @@ class Gate:
         return sorted({field for field in fields if field is not None} - self._trusted)
 
     def _refuse_hidden(self, tool: BaseTool) -> NoReturn:
-        raise ConfigurationError(
+        raise _HiddenError(
             f"The tool '{tool.name}' takes parameters from the graph's state, which nobody approves: "
             f"{', '.join(self._hidden(tool))}. Let the model say them, or name them in 'trusted_state'."
         )
@@ -185,6 +185,10 @@ class Gate:
             self.bridge.told(error), name=request.tool_call["name"], tool_call_id=request.tool_call["id"] or "",
             status="success" if answered else "error",
         )
+
+
+class _HiddenError(ConfigurationError, NoEffect):
+    """A tool takes what nobody was shown. Where its approval is spent already, it is known that it did not run."""
 
 
 def misfit(request: ToolCallRequest, error: ToolInvocationError) -> ToolMessage:

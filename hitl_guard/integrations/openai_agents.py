@@ -27,7 +27,9 @@ from agents import (
     UserError,
     function_tool,
 )
+from agents._tool_identity import build_function_tool_lookup_map  # as the framework finds the tool of a call
 from agents.testing import ScriptedModel, assistant_message, function_call
+from agents.tool import get_function_tool_origin
 
 from ..aio import AsyncGuard
 from ..errors import ApprovalRequired, ConfigurationError
@@ -48,7 +50,7 @@ def protect(
     Args:
         scope: From the run's context to the call's facts, e.g. ``lambda ctx: {"user": ctx.context.user, "run_id":
             ctx.context.thread}``. The framework knows neither; else set both with `Guard.context` around the run. The
-            context must be an object of your own class, no mapping: a stored state could bring one of its own.
+            context that it reads must be an object of your own class: a stored state could bring a mapping, or none.
         pause, effects: See `hitl_guard.integrations.bridge.Bridge`.
         uncovered: Names of tools and handoffs that may run without the guard, because no wrapper can reach them:
             hosted tools, shell, patches, computers, agents as tools that are not protected, handoffs that take input
@@ -77,8 +79,9 @@ async def answer(state: RunState[Any, Any]) -> list[dict[str, str]]:
     for item in state.get_interruptions():
         owner, _ = state._find_nested_approval_state(item) or (state, item)
         ctx = context_of(state, owner)
-        tools = {tool.name: tool for tool in await item.agent.get_all_tools(ctx)}
-        invoker = getattr(tools.get(item.name), "on_invoke_tool", None)
+        tools = build_function_tool_lookup_map(await item.agent.get_all_tools(ctx))
+        key = item.tool_lookup_key
+        invoker = None if key is None else getattr(tools.get(key), "on_invoke_tool", None)
         if not isinstance(invoker, Invoker):
             raise ConfigurationError("A tool that waits is not protected: restore the state with the protected agent.")
         try:
@@ -121,6 +124,10 @@ async def selftest(agent: Agent[Any]) -> None:
                     raise
 
 
+_BRINGING = frozenset({"mcp_servers", "plugins", "search_parameters", "tools", "web_search_options"})
+"""What providers' requests call tools that they run themselves."""
+
+
 class _Protected(Protected):
     """An agent that offers no tool but covered ones, whoever added it later. Each `protect` makes its own class."""
 
@@ -135,7 +142,7 @@ class _Protected(Protected):
         view = copy.copy(self)
         view.mcp_servers = [HeardServer(server) for server in self.mcp_servers]
         tools = await super(_Protected, view).get_mcp_tools(run_context)
-        return [self.protection.tool(tool, self.name) for tool in tools]
+        return [self.protection.tool(tool, self.name, heard=True) for tool in tools]
 
 
 class _Protection:
@@ -160,8 +167,12 @@ class _Protection:
             self.check(copied, copied.tools)
         return self._copies[id(agent)]
 
-    def tool(self, tool: Tool, agent: str) -> Tool:
-        """Return a tool's covered copy, or what cannot be covered as it is: `check` tells."""
+    def tool(self, tool: Tool, agent: str, *, heard: bool = False) -> Tool:
+        """Return a tool's covered copy, or what cannot be covered as it is: `check` tells.
+
+        Args:
+            heard: Its MCP server is one whose errors are noticed.
+        """
         if not isinstance(tool, FunctionTool):
             return tool
         if isinstance(tool.on_invoke_tool, Invoker):
@@ -172,6 +183,9 @@ class _Protection:
             raise ConfigurationError(
                 f"The tool '{tool.name}' is an agent that is not protected: use protect(agent, ...).as_tool(...)."
             )
+        origin = get_function_tool_origin(tool)
+        if not heard and origin is not None and origin.mcp_server_name is not None:
+            raise ConfigurationError(f"'{tool.name}' is a tool of an MCP server: name the server in 'mcp_servers'.")
         covered = copy.copy(tool)
         covered.on_invoke_tool = Invoker(self.bridge, tool, agent).__agents_bind_function_tool__(covered)
         self.bridge.know([covered.qualified_name])
@@ -211,10 +225,11 @@ class _Protection:
 
 def _bringing_tools(agent: Agent[Any]) -> set[str]:
     """Return what of an agent may bring tools that its provider runs, and that no list of tools shows."""
-    settings = agent.model_settings
-    extra = [one for one in (settings.extra_body, settings.extra_args) if isinstance(one, Mapping)]
-    more = {"tools"} if any("tools" in one for one in extra) else set()
-    return more if agent.prompt is None else {*more, "prompt"}
+    args = agent.model_settings.extra_args or {}
+    extra = [one for one in (agent.model_settings.extra_body, args, args.get("extra_body")) if one is not None]
+    found = {"tools"} if any(not isinstance(one, Mapping) or _BRINGING & one.keys() for one in extra) else set()
+    stored = agent.prompt is not None or any(isinstance(one, Mapping) and "prompt" in one for one in extra)
+    return {*found, "prompt"} if stored else found
 
 
 def _name(one: Any) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from agents import (
     Agent,
@@ -38,7 +39,7 @@ from ..policy.core import Status
 from .bridge import Bridge, InnerCallError, Refusal, noticed
 
 _RAW: ContextVar[tuple[object, str] | None] = ContextVar("hitl_guard_raw_arguments", default=None)
-_ABORTING = (ApprovalRequired, ConfigurationError, UnavailableError)
+_PAUSES: WeakSet[ApprovalRequired] = WeakSet()  # of calls of protected tools; others come from inside a tool
 _PARTS = (ToolOutputText, ToolOutputImage, ToolOutputFileContent)
 _MCP_ERRORS: ContextVar[list[Any] | None] = ContextVar("hitl_guard_mcp_errors", default=None)
 
@@ -63,6 +64,29 @@ class HeardServer:
         if errors is not None and result_is_error(result):
             errors.append(result)
         return result
+
+
+class _Unread:
+    """A run's context wrapper whose context the scope must not read, because a stored state may have brought it.
+
+    A state can bring a mapping, or nothing: then a scope that has a default would ask for somebody else.
+    """
+
+    def __init__(self, ctx: RunContextWrapper[Any]) -> None:
+        self._ctx = ctx
+        self.error: ConfigurationError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    @property
+    def context(self) -> Any:
+        self.error = ConfigurationError(
+            "A run's context that is a mapping, or missing, may come from a stored state, which then says itself for"
+            " whom it is: give the run an object of a class of your own, and"
+            " RunState.from_json(..., context_override=...)."
+        )
+        raise self.error
 
 
 class _ReportedError(Exception):
@@ -125,18 +149,17 @@ class Invoker(_FailureHandlingFunctionToolInvoker):
         return bool((await evaluate_function_tool_approval(self.tool, ctx, text, call_id)).outcome != "invoke")
 
     def _call(self, ctx: RunContextWrapper[Any], text: str, call_id: str | None) -> ToolCall:
-        if isinstance(ctx.context, Mapping) and ctx.context and self.bridge.has_scope:
-            raise ConfigurationError(
-                "A run's context that is a mapping may come from a stored state, which then says itself for whom it is:"
-                " give the run an object of a class of your own, and RunState.from_json(..., context_override=...)."
-            )
+        seen = _Unread(ctx) if ctx.context is None or isinstance(ctx.context, Mapping) else ctx
         tool, origin = self.outer, get_function_tool_origin(self.outer)
         server = None if origin is None else origin.mcp_server_name
         definition = ToolDefinition(tool.qualified_name, tool.description, tool.params_json_schema, server)
-        return self.bridge.call(
-            tool.qualified_name, text or "{}", framework=ctx, call_id=call_id, occurrence=_occurrence(ctx, call_id),
+        call = self.bridge.call(
+            tool.qualified_name, text or "{}", framework=seen, call_id=call_id, occurrence=_occurrence(ctx, call_id),
             agent=self.agent, definition=definition,
         )
+        if isinstance(seen, _Unread) and seen.error is not None:
+            raise seen.error  # the scope has caught it
+        return call
 
     async def __call__(self, ctx: ToolContext[Any], input: str) -> Any:
         """Run the tool if it may, and return its result or what the model is told instead: the framework's invoker."""
@@ -144,6 +167,7 @@ class Invoker(_FailureHandlingFunctionToolInvoker):
             return await self._run(ctx, input)
         except ApprovalRequired as pause:
             if self.bridge.pause == "native":
+                _PAUSES.add(pause)
                 raise  # the framework says that it was approved; its stored state can be resumed later
             return self.bridge.told(pause)
         except Refusal as refusal:
@@ -195,9 +219,13 @@ class Invoker(_FailureHandlingFunctionToolInvoker):
 
         A call that waits inside any other tool is an error of that tool, which has started.
         """
-        while error is not None and not isinstance(error, _ABORTING):
+        while error is not None:
+            if isinstance(error, (ConfigurationError, UnavailableError)):
+                return True
+            if isinstance(error, ApprovalRequired):
+                return self.tool._is_agent_tool and error in _PAUSES
             error = error.__cause__
-        return error is not None and (self.tool._is_agent_tool or not isinstance(error, ApprovalRequired))
+        return False
 
     async def _failed(self, ctx: ToolContext[Any], text: str, error: Exception) -> str | None:
         """Return what the tool's own settings tell the model about its failure; None: the run is to end."""

@@ -9,6 +9,7 @@ elsewhere, never come by here.
 from __future__ import annotations
 
 import copy
+import inspect
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_ai import Agent, NativeOutput, PromptedOutput, RunContext, TextOutput, ToolOutput, exceptions
+from pydantic_ai import Agent, NativeOutput, PromptedOutput, RunContext, TextOutput, ToolOutput, ToolReturn, exceptions
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models import ModelRequestContext
@@ -26,13 +27,18 @@ from pydantic_ai.output import OutputContext
 from pydantic_ai.tools import DeferredToolRequests, Tool
 from pydantic_ai.tools import ToolDefinition as FrameworkDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
+from pydantic_ai.toolsets._deferred_capability_loader import DeferredCapabilityLoaderToolset
 from pydantic_ai.toolsets._tool_search import ToolSearchToolset
+from pydantic_core import to_json
 
 from ..aio import AsyncGuard
-from ..errors import ApprovalRequired, CanonicalizationError, ConfigurationError
+from ..errors import ApprovalRequired, CanonicalizationError, ConfigurationError, NoEffect
 from ..guard import Guard
 from ..models import Permit, ToolCall, ToolDefinition
 from .bridge import Bridge, Facts, InnerCallError, Refusal, earlier_of, occurrence_of, plain, request_facts
+
+_SHOWING = (ToolSearchToolset, DeferredCapabilityLoaderToolset)
+"""The framework's own toolsets whose tools do nothing but show the model other tools."""
 
 
 class ApprovalCapability(AbstractCapability[Any]):
@@ -44,8 +50,9 @@ class ApprovalCapability(AbstractCapability[Any]):
         pause, effects: See `hitl_guard.integrations.bridge.Bridge`. A sub-agent needs ``pause="retry"``: its own pause
             would end in its parent's tool.
         uncovered: What may run without the guard, because no wrapper can reach it: output functions by the function's
-            or the output tool's name, tools that another capability's wrapper adds, and what the model's provider runs
-            by its kind (``web_search``, ``code_execution`` …).
+            or the output tool's name (``output function`` too where several share a `NativeOutput` or
+            `PromptedOutput`), tools that another capability's wrapper adds, and what the model's provider runs by its
+            kind (``web_search``, ``code_execution`` …).
 
     Raises:
         ConfigurationError: one of these is none.
@@ -84,8 +91,22 @@ class ApprovalCapability(AbstractCapability[Any]):
             ConfigurationError: there are some that nobody named.
         """
         tools = request_context.model_request_parameters.native_tools
-        self._refuse({tool.kind for tool in tools if not isinstance(tool, ToolSearchTool)})
+        kinds = {tool.kind for tool in tools if not isinstance(tool, ToolSearchTool)}
+        for settings in (request_context.model.settings, request_context.model_settings):
+            raw = dict(settings or {}).get("openai_native_tools")
+            kinds |= {str(tool.get("type")) for tool in typing.cast(Iterable[Mapping[str, Any]], raw or ())}
+        self._refuse(kinds)
         return request_context
+
+    async def prepare_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Refuse them again for each model that is tried: other capabilities may have added some since.
+
+        Raises:
+            ConfigurationError: there are some that nobody named.
+        """
+        return await self.before_model_request(ctx, request_context)
 
     async def before_tool_execute(
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: FrameworkDefinition, args: dict[str, Any]
@@ -98,7 +119,7 @@ class ApprovalCapability(AbstractCapability[Any]):
         tools = (ctx.tool_manager.tools if ctx.tool_manager is not None else None) or {}
         tool, ours = tools.get(tool_def.name), self._given.get(tool_def.name)
         if tool is None or (
-            not isinstance(tool.toolset, ToolSearchToolset)  # it only shows tools
+            not isinstance(tool.toolset, _SHOWING)
             and (ours is None or ours.args_validator is not tool.args_validator)
         ):
             self._refuse({tool_def.name})
@@ -162,15 +183,22 @@ class _GuardedToolset(WrapperToolset[Any]):
         called, own = super().call_tool, self.given.get(name, tool)
         demanded = _demands(own) or ctx.tool_call_approved
 
+        whole: list[ToolReturn[Any]] = []
+
         async def start(permit: Permit) -> Any:
-            given = _made(tool, own.tool_def.kind)
-            return await called(name, _validated(tool, permit.arguments, ctx), ctx, given)
+            result = await called(name, await _taken(tool, permit, ctx), ctx, _made(tool, own.tool_def.kind))
+            _no_pause(result)
+            if isinstance(result, ToolReturn):  # a notice of an edit belongs to what the model is told
+                whole.append(result)
+                return result.return_value
+            return result
 
         try:
             call = self._call(name, tool_args, ctx, tool)
             if demanded:  # the framework's own yes is none of a person's
                 await AsyncGuard(guard=self.bridge.guard).request(call)
-            return await self.bridge.run(call, start)
+            result = await self.bridge.run(call, start)
+            return replace(whole[0], return_value=result) if whole else result
         except ApprovalRequired as pause:
             if self.bridge.pause == "retry":
                 return self.bridge.told(pause)
@@ -182,6 +210,8 @@ class _GuardedToolset(WrapperToolset[Any]):
             return told  # a person answered in the tool's place
         except InnerCallError as inner:
             stopped = inner.error
+        except NoEffect as error:
+            raise exceptions.ToolFailed(str(error)) from error
         raise stopped
 
     def _call(self, name: str, arguments: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]) -> ToolCall:
@@ -190,17 +220,61 @@ class _GuardedToolset(WrapperToolset[Any]):
         call_id = ctx.tool_call_id or ""
         held = [turn for turn in turns if any(part.tool_call_id == call_id for part in turn)]
         own = held[-1] if held else []
+        earlier = earlier_of(((part.tool_call_id, part.tool_name, self._meant(part, ctx)) for part in own), call_id)
+        # What another tool calls under its own id is none of the calls that the model asked for.
+        asked = any((part.tool_call_id, part.tool_name) == (call_id, name) for part in own)
         return self.bridge.call(
             name, _signed(tool, arguments, ctx), framework=ctx, call_id=ctx.tool_call_id,
             occurrence=occurrence_of(([part.tool_call_id for part in turn] for turn in turns), call_id),
             run_id=ctx.conversation_id, definition=_definition(tool),
-            turn=earlier_of(((part.tool_call_id, part.tool_name, part.args or {}) for part in own), call_id),
+            turn=earlier if asked else None,
         )
+
+    def _meant(self, part: ToolCallPart, ctx: RunContext[Any]) -> Any:
+        """Return a call's arguments as its tool gets them, defaults included; as the model wrote them where that fails.
+        """
+        tool, given = self.given.get(part.tool_name), part.args or {}
+        if tool is None:
+            return given
+        try:
+            text = isinstance(given, str)
+            read = tool.args_validator.validate_json if text else tool.args_validator.validate_python
+            return _signed(tool, read(given, context=ctx.validation_context), ctx)
+        except (ValueError, CanonicalizationError):
+            return given
 
 
 def _demands(tool: ToolsetTool[Any]) -> bool:
     """Whether the tool itself wants an approval of each call."""
     return bool(tool.tool_def.kind == "unapproved")
+
+
+async def _taken(tool: ToolsetTool[Any], permit: Permit, ctx: RunContext[Any]) -> dict[str, Any]:
+    """Return what a tool gets. Its own check has seen the model's arguments only; it sees a person's here.
+
+    Raises:
+        NoEffect: the tool does not take them.
+    """
+    try:
+        arguments: dict[str, Any] = _validated(tool, permit.arguments, ctx)
+        if permit.edited and tool.args_validator_func is not None:
+            checked = tool.args_validator_func(ctx, **arguments)
+            if inspect.isawaitable(checked):
+                await checked
+    except (CanonicalizationError, exceptions.ModelRetry, exceptions.ToolFailed) as error:
+        raise NoEffect("The tool does not take the arguments that a person gave it.") from error
+    return arguments
+
+
+def _no_pause(result: Any) -> None:
+    """Stop where a sub-agent's pause is a tool's result: nobody would ever resume it.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    output = getattr(result, "output", result)
+    if isinstance(output, DeferredToolRequests) and any("hitl_guard" in facts for facts in output.metadata.values()):
+        raise ConfigurationError("A sub-agent's own pause ends in its parent's tool: guard it with pause='retry'.")
 
 
 def _made(tool: ToolsetTool[Any], kind: Any) -> ToolsetTool[Any]:
@@ -238,8 +312,10 @@ def _signed(tool: ToolsetTool[Any], arguments: dict[str, Any], ctx: RunContext[A
 
 def _validated(tool: ToolsetTool[Any], arguments: dict[str, Any], ctx: RunContext[Any]) -> Any:
     """Return what the framework makes of JSON arguments. The tool runs with this, made of the signed ones."""
-    try:
+    with suppress(ValidationError, ValueError):
         return tool.args_validator.validate_python(arguments, context=ctx.validation_context)
+    try:  # strict types take some things (tuples, dates …) from JSON text only
+        return tool.args_validator.validate_json(to_json(arguments), context=ctx.validation_context)
     except (ValidationError, ValueError) as error:
         raise CanonicalizationError("The arguments do not fit the tool.", detail="schema") from error
 

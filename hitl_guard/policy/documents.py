@@ -239,6 +239,9 @@ def _built(rule: RuleFile, index: int, parsed: Source, engine: ConditionEngine) 
 class _Bindings:
     """The variables of one call, bound once for all rules that see the same totals."""
 
+    _supposed = False
+    """Whether the turn is only supposed to be what it is."""
+
     def __init__(self, engine: ConditionEngine, call: PolicyInput) -> None:
         self._engine = engine
         self._call = call
@@ -253,8 +256,10 @@ class _Bindings:
         return bound
 
     def alone(self) -> _Bindings | None:
-        """Return those of a call that nobody knows the turn of, as if it were alone in it; None where that is known."""
-        return _Bindings(self._engine, replace(self._call, turn=())) if self._call.turn is None else None
+        """Return those of a call that nobody knows the turn of, as if it were alone in it, and ``turn_known`` false all
+        the same; None where that is known.
+        """
+        return _Alone(self._engine, replace(self._call, turn=())) if self._call.turn is None else None
 
     def _covered(self, rule: Rule) -> tuple[int, ...]:
         return tuple(index for index, (tool, _) in enumerate(self._call.turn or ()) if rule.covers(tool))
@@ -270,7 +275,7 @@ class _Bindings:
             "agent": call.agent,
             "dynamic": call.dynamic,
             "context": {} if call.context is None else dict(call.context),
-            "turn_known": turn is not None,
+            "turn_known": turn is not None and not self._supposed,
         }
         if turn is not None:
             variables["turn"] = [{"tool": tool, "args": arguments} for tool, arguments in turn]
@@ -280,3 +285,9 @@ class _Bindings:
             if visible([call.arguments, *earlier]):
                 variables["total"] = totals(call.arguments, earlier)
         return self._engine.bind(variables)
+
+
+class _Alone(_Bindings):
+    """Those of a call that is supposed to be alone in its turn."""
+
+    _supposed = True

@@ -28,7 +28,8 @@ REASON_UNBOUND = "confirmation"
 
 
 def interrupt_of(request: ApprovalRequest) -> dict[str, Any]:
-    """Return the interrupt that asks for an approval. Its id is the request's; its message has the arguments whole.
+    """Return the interrupt that asks for an approval. Its id is the request's; its message has the arguments, whole
+    but for what the tool's schema marks as secret.
 
     Without ``edit`` in the rule (`hitl_guard.models.Requirement`) edited arguments are not among the answers.
     """

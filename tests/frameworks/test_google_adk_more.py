@@ -86,6 +86,21 @@ async def test_an_error_that_a_server_tells_is_no_success(bench: Bench, member: 
     assert "nothing deleted" in told
 
 
+async def test_an_edited_call_that_fails_tells_that_a_person_changed_it(bench: Bench) -> None:
+    async def delete_record(record: int) -> dict[str, str]:
+        """Delete a record."""
+        return {"error": f"there is no {record}"}
+
+    chat = Chat(bench, FunctionTool(delete_record), calls=ONE)
+    await chat.say()
+    bench.approve(bench.only(), arguments={"record": 43})
+
+    told = await chat.say(*chat.yes())
+
+    assert "there is no 43" in told
+    assert "A person changed this call" in told
+
+
 async def test_what_stops_a_call_inside_a_tool_is_no_pause_of_the_tools_own(bench: Bench) -> None:
     inner = bench.guard.tool(bench.tools["delete_record"], name="delete_record")
 

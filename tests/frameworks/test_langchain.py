@@ -558,7 +558,7 @@ async def test_a_result_of_any_kind_reaches_the_model_with_the_notice_if_there_i
     ended = await resumed(agent)
 
     assert bench.ran == ["delete 43" if edited else "delete 42"]
-    assert bench.state(request) == "succeeded" or edited
+    assert bench.state(request) == ("superseded" if edited else "succeeded")
     assert len(results(ended)) == 1
     assert expected in told(ended)
     assert ("A person changed this call" in told(ended)) is edited

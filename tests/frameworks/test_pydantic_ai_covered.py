@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 import pytest
 
 pytest.importorskip("pydantic_ai")
 
-from pydantic_ai import Agent, DeferredToolRequests, NativeOutput, TextOutput, ToolOutput, UserError
-from pydantic_ai.capabilities import AbstractCapability, NativeTool
-from pydantic_ai.messages import ToolReturnPart
+from pydantic import AfterValidator
+from pydantic_ai import Agent, DeferredToolRequests, NativeOutput, RunContext, TextOutput, ToolOutput, UserError
+from pydantic_ai.capabilities import AbstractCapability, Capability, HandleDeferredToolCalls, NativeTool
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.native_tools import WebSearchTool
 from pydantic_ai.tools import Tool
@@ -21,6 +25,8 @@ from pydantic_ai.toolsets import (
     CombinedToolset,
     FunctionToolset,
     PrefixedToolset,
+    ToolsetTool,
+    WrapperToolset,
 )
 
 from hitl_guard.errors import ApprovalRequired, ConfigurationError
@@ -163,6 +169,81 @@ async def test_what_the_provider_runs_is_refused_unless_the_app_names_it(bench: 
         await named.run("go")
 
 
+class AddsSearch(AbstractCapability[Any]):
+    """Adds a tool of the provider's when everything that stands before a request has ended."""
+
+    async def prepare_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        given = request_context.model_request_parameters
+        request_context.model_request_parameters = replace(given, native_tools=[WebSearchTool()])
+        return request_context
+
+
+async def test_what_the_provider_would_run_is_refused_however_late_it_is_added(bench: Bench) -> None:
+    guard = capability(bench)
+
+    with pytest.raises(ConfigurationError, match="web_search"):
+        await agent_of(guard, [], capabilities=[AddsSearch(), guard]).run("go")
+
+
+async def test_what_the_settings_let_the_provider_run_is_refused_unless_the_app_names_it(bench: Bench) -> None:
+    settings: Any = {"openai_native_tools": [{"type": "file_search"}]}
+    model = FunctionModel(lambda messages, info: ModelResponse([TextPart("done")]), settings=settings)
+
+    with pytest.raises(ConfigurationError, match="file_search"):
+        await agent_of(capability(bench), [], model_settings=settings).run("go")
+    with pytest.raises(ConfigurationError, match="file_search"):
+        await agent_of(capability(bench), model).run("go")
+    named = await agent_of(capability(bench, uncovered=["file_search"]), [], model_settings=settings).run("go")
+
+    assert named.output == "done"
+
+
+async def test_a_tool_that_the_framework_loads_on_demand_is_asked_for(bench: Bench) -> None:
+    extra: Capability[Any] = Capability(
+        id="extra", description="More tools.", defer_loading=True,
+        tools=[Tool(bench.sealed["delete_record"], name="delete_record")],
+    )
+    guard = capability(bench)
+    calls: list[Turn] = [[("c0", "load_capability", {"id": "extra"})], *ONE]
+
+    await agent_of(guard, calls, capabilities=[guard, extra]).run("go")
+
+    assert (bench.ran, bench.only().tool) == ([], "delete_record")
+
+
+class Batch(WrapperToolset[Any]):
+    """Adds a tool that calls the tool ``pay`` several times."""
+
+    async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
+        given = await super().get_tools(ctx)
+
+        async def batch(ctx: RunContext[Any], amounts: list[int]) -> None:
+            for amount in amounts:
+                await self.wrapped.call_tool("pay", {"amount": amount}, ctx, given["pay"])
+
+        batch.__annotations__ = {"ctx": RunContext[Any], "amounts": list[int]}
+        self.own = await FunctionToolset([Tool(batch)]).get_tools(ctx)
+        return {**given, **self.own}
+
+    async def call_tool(self, name: str, tool_args: Any, ctx: RunContext[Any], tool: Any) -> Any:
+        own = self.own.get(name)
+        if own is None:
+            return await super().call_tool(name, tool_args, ctx, tool)
+        return await own.toolset.call_tool(name, tool_args, ctx, own)
+
+
+async def test_what_a_tool_calls_by_itself_does_not_pass_as_alone_in_the_models_turn(bench: Bench) -> None:
+    guard = capability(bench, uncovered=["batch"])
+    calls: list[Turn] = [[("c1", "batch", {"amounts": [40, 40, 40]})]]
+
+    agent = agent_of(guard, calls, tools=[Tool(bench.tools["pay"], name="pay")], capabilities=[guard, Adds(Batch)])
+    await agent.run("go")
+
+    assert bench.ran == []
+
+
 @pytest.mark.parametrize("uncovered", ["look", [1]], ids=str)
 def test_what_is_uncovered_is_a_list_of_names(bench: Bench, uncovered: Any) -> None:
     with pytest.raises(ConfigurationError, match="list of names"):
@@ -202,6 +283,34 @@ async def test_a_toolset_that_wants_an_approval_needs_one_of_the_guard(bench: Be
     assert bench.ran == ["look attic"]
 
 
+@pytest.mark.parametrize("wanted", [True, False], ids=["by the tool", "by the policy"])
+async def test_a_handler_that_says_yes_to_everything_runs_nothing(bench: Bench, wanted: bool) -> None:
+    yes: HandleDeferredToolCalls[Any] = HandleDeferredToolCalls(
+        handler=lambda ctx, requests: requests.build_results(approve_all=True)
+    )
+    guard = capability(bench)
+    name, calls = ("look", LOOK) if wanted else ("delete_record", ONE)
+    tool = Tool(bench.sealed[name], name=name, requires_approval=wanted)
+
+    paused = await agent_of(guard, calls, tools=[tool], capabilities=[yes, guard]).run("go")
+
+    assert (bench.ran, bench.only().tool) == ([], name)
+    assert isinstance(paused.output, DeferredToolRequests)
+
+
+async def test_a_sub_agents_own_pause_does_not_end_unseen_in_its_parents_tool(bench: Bench) -> None:
+    child = agent_of(capability(bench), tools=[Tool(bench.sealed["delete_record"], name="delete_record")])
+
+    async def delegate(task: str) -> Any:
+        return (await child.run(task)).output
+
+    calls: list[Turn] = [[("d1", "delegate", {"task": "delete it"})]]
+
+    with pytest.raises(ConfigurationError, match="pause='retry'"):
+        await agent_of(capability(bench), calls, tools=[Tool(delegate)]).run("go")
+    assert bench.ran == []
+
+
 async def test_a_refusal_is_a_failed_call_and_a_persons_answer_is_none(bench: Bench) -> None:
     agent = agent_of(capability(bench), tools=[Tool(bench.sealed["delete_record"], name="delete_record")])
     outcomes = []
@@ -233,6 +342,47 @@ async def test_what_stops_a_call_inside_a_tool_is_no_pause_of_the_tools_own(benc
     with pytest.raises(ApprovalRequired):
         await agent.run("go")
     assert (bench.ran, bench.only().tool) == (["look attic"], "delete_record")
+
+
+async def test_an_edit_that_only_the_tools_own_check_refuses_runs_nothing_and_is_told(bench: Bench) -> None:
+    def even(number: int) -> int:
+        if number % 2:
+            raise ValueError("odd")
+        return number
+
+    def delete_record(record: Annotated[int, AfterValidator(even)]) -> str:
+        bench.note(f"delete {record}")
+        return "deleted"
+
+    delete_record.__annotations__ = {"record": Annotated[int, AfterValidator(even)], "return": str}
+    agent = agent_of(capability(bench), tools=[Tool(delete_record)])
+    paused = await agent.run("go")
+    bench.approve(bench.only(), arguments={"record": 43})
+
+    ended = await resumed(agent, paused)
+
+    assert bench.ran == []
+    assert "does not take the arguments" in told(ended)
+    events = [event.type for event in bench.store.chain_events(bench.store.chains()[0], limit=100)]
+    assert events[-1] == "call:failed"
+
+
+@pytest.mark.parametrize("arguments", ['{"amount": 1, "amount": 40}', "{}"])
+async def test_what_an_earlier_call_of_the_turn_came_to_counts_as_it_ran(bench: Bench, arguments: str) -> None:
+    def pay(amount: int = 40) -> str:
+        bench.note(f"pay {amount}")
+        return "paid"
+
+    def turn(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        asked = any(isinstance(message, ModelResponse) for message in messages)
+        return ModelResponse(
+            [TextPart("done")] if asked else [ToolCallPart("pay", arguments, f"p{number}") for number in range(4)]
+        )
+
+    await agent_of(capability(bench), FunctionModel(turn), tools=[Tool(pay)]).run("go")
+
+    assert bench.ran == ["pay 40"]
+    assert len(bench.waiting()) == 3
 
 
 async def test_two_calls_below_a_limit_for_the_turn_run_unasked(bench: Bench) -> None:

@@ -266,13 +266,16 @@ def test_the_earlier_calls_of_a_turn_end_before_the_last_one_of_an_id() -> None:
     assert earlier_of([], None) is None
 
 
-def test_an_earlier_call_without_a_json_form_never_runs_and_does_not_count(world: World) -> None:
+@pytest.mark.parametrize("arguments", [
+    {"amount": object()}, '{"amount": 1, "amount": 40}', {"amount": 1, "x": 1e400}, {"x": "\ud800"}, "[]",
+], ids=["no JSON", "a name twice", "infinite", "half a character", "no object"])
+def test_a_turn_with_a_call_that_only_a_framework_can_read_is_unknown(world: World, arguments: Any) -> None:
     to = bridge(world.another(policy=document(SUMS)))
-    turn = [("refund", {"amount": object()}), ("refund", '{"amount": 900, "amount": 1}')]
 
-    call = made(to, call_id="c", arguments={"amount": 20}, turn=turn)
+    call = made(to, call_id="c", arguments={"amount": 20}, turn=[("refund", arguments)])
 
-    assert run(to, "sync", call, world.tool) == "done"
+    with pytest.raises(ApprovalRequired):
+        run(to, "sync", call, world.tool)
 
 
 @pytest.mark.parametrize("error", [ConsumedError("x"), InDoubtError("x")], ids=lambda error: error.code)

@@ -117,6 +117,9 @@ class Server:
     def on_test_environment(self, request_id: Any, params: dict[str, Any]) -> None:
         self.result(request_id, names=sorted(name for name in os.environ if name.startswith("HITL_GUARD")))
 
+    def on_test_nameless(self, request_id: Any, params: dict[str, Any]) -> None:
+        self.say(id=None, error={"code": -32700, "message": "unreadable"})
+
     def on_test_exit(self, request_id: Any, params: dict[str, Any]) -> None:
         os._exit(params["code"])
 

@@ -63,6 +63,8 @@ class Site:
         head = {"mcp-session-id": SESSION} if frame["method"] == "initialize" else {}
         if frame["method"] == "test/refused":
             return JSONResponse({"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "no"}}, 400)
+        if frame["method"] == "test/login":
+            return JSONResponse({"error": "invalid_token"}, 401)
         if frame["method"] == "test/down":
             return Response("down", status_code=503)
         if self.kind == "json":

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from hitl_guard.models import Principal
+import pytest
+
+from hitl_guard.errors import CanonicalizationError
+from hitl_guard.integrations.mcp_proxy.gate import check_spelling
+from hitl_guard.models import Principal, ToolDefinition
 from tests.mcp_proxy.stage import Stage, text_of, told
 
 REFUND = {"amount": 82, "order": "A-17"}
@@ -164,6 +169,26 @@ def test_arguments_that_differ_from_a_tools_own_in_case_are_refused(stage: Stage
         assert stage.pending() == []
 
 
+@pytest.mark.parametrize("arguments", [
+    {"free": 1, "Free": 2}, {"inside": {"amount": 1, "Amount": 1000}}, {"many": [{"a": 1}, {"a": 1, "A": 2}]},
+], ids=str)
+def test_two_arguments_that_differ_in_case_alone_are_refused_at_any_depth(stage: Stage, arguments: Any) -> None:
+    with stage.client() as client:
+        assert "unsupported-value" in told(client.call("note", arguments))
+        assert stage.runs("note") == []
+
+
+def test_a_nested_argument_that_differs_from_the_declared_one_in_case_is_refused() -> None:
+    inner = {"type": "object", "properties": {"amount": {"type": "number"}}}
+    schema = {"type": "object", "properties": {"one": inner, "many": {"type": "array", "items": inner}}}
+    definition = ToolDefinition("pay", None, schema)
+
+    check_spelling(definition, {"one": {"amount": 1}, "many": [{"amount": 1}], "other": {"Amount": 1}})
+    for arguments in ({"one": {"Amount": 1}}, {"many": [{"amount": 1}, {"AMOUNT": 1}]}):
+        with pytest.raises(CanonicalizationError):
+            check_spelling(definition, arguments)
+
+
 def test_a_changed_definition_voids_the_approval(stage: Stage) -> None:
     with stage.client() as client:
         client.call("refund", REFUND)
@@ -203,18 +228,16 @@ def test_the_proxy_reads_every_page_of_the_servers_list(stage: Stage) -> None:
         assert "approval-pending" in told(client.call("legs"))
 
 
-def test_an_error_of_the_tool_leaves_the_call_in_doubt(stage: Stage) -> None:
+@pytest.mark.parametrize(("tool", "said"), [("broken", '"no such order"'), ("boom", '"message": "boom"')])
+def test_an_error_of_the_tool_leaves_the_call_in_doubt(stage: Stage, tool: str, said: str) -> None:
     with stage.client() as client:
-        for tool in ("broken", "boom"):
-            client.call(tool)
-            request = stage.decide()
+        client.call(tool)
+        request = stage.decide()
 
-            answer = client.call(tool)
-
-            assert "no such order" in json.dumps(answer) or answer["error"] == {"code": -32603, "message": "boom"}
-            assert stage.state(request) == "in_doubt"
-            assert "in-doubt" in told(client.call(tool))
-            assert len(stage.runs(tool)) == 1
+        assert said in json.dumps(client.call(tool))
+        assert stage.state(request) == "in_doubt"
+        assert "in-doubt" in told(client.call(tool))
+        assert len(stage.runs(tool)) == 1
 
 
 def test_an_error_of_a_tool_that_promises_no_effect_leaves_nothing_in_doubt(stage: Stage) -> None:
@@ -325,6 +348,21 @@ def test_a_call_that_the_server_asks_back_about_goes_on_under_one_approval(stage
         again = client.call("legs", _meta=meta, requestState="half", inputResponses={})
         assert "approval-pending" in told(again)
         assert len(stage.runs("legs")) == 2
+
+
+def test_equal_calls_that_the_server_asks_back_about_each_get_their_end(stage: Stage) -> None:
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}
+    with stage.client() as client:
+        requests = []
+        for _ in range(2):
+            client.call("legs", _meta=meta)
+            requests.append(stage.decide())
+            assert client.call("legs", _meta=meta)["result"]["resultType"] == "input_required"
+
+        for _ in range(2):
+            assert text_of(client.call("legs", _meta=meta, requestState="half", inputResponses={})) == "legs {}"
+
+        assert [stage.state(request) for request in requests] == ["succeeded", "succeeded"]
 
 
 def test_a_store_that_is_gone_refuses_the_call_and_says_so(stage: Stage) -> None:

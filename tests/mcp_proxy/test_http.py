@@ -79,6 +79,7 @@ def test_what_the_server_refuses_by_its_status_ends_as_an_error(stage: Stage, si
         listened(client, site)
         assert client.ask("test/refused")["error"] == {"code": -32001, "message": "no"}
         assert "503" in client.ask("test/down")["error"]["message"]
+        assert "401" in client.ask("test/login")["error"]["message"]
 
 
 def test_a_stream_that_ends_without_an_answer_leaves_the_call_in_doubt(stage: Stage) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from hitl_guard import models
+from hitl_guard.cli.mcp_proxy import EFFECTS, _identity
 from tests.mcp_proxy.stage import SERVER, Stage, text_of, told
 from tests.support import WAIT_S
 
@@ -77,7 +79,7 @@ def test_the_server_sees_none_of_the_guards_settings(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("options", "told_"), [
     (("--effect", "refund=fine"), "--effect"), (("--inbox", "approvals"), "--inbox"), (("--url", "x:y"), "--url"),
-    (("--url", "https://mcp.example"), "--url URL"),
+    (("--url", "https://mcp.example"), "--url URL"), (("--authorization", "Bearer t"), "--authorization"),
 ])
 def test_wrong_options_are_wrong_usage(stage: Stage, options: tuple[str, ...], told_: str) -> None:
     code, said = started(stage, *options)
@@ -127,6 +129,19 @@ def test_a_secret_in_the_servers_command_is_in_no_request(stage: Stage) -> None:
         assert request.run_id.startswith("mcp:python")
         assert request.definition is not None
         assert secret not in repr((request.run_id, request.definition, request.token))
+
+
+def test_what_a_server_is_called_tells_nothing_of_its_address_but_the_host() -> None:
+    address = "https://ana:k-5e2d@mcp.example:8443/s/{key}/mcp?x={key}"
+    first, second = (_identity((), address.format(key=key)) for key in ("k-1", "k-2"))
+
+    assert first.startswith("https://mcp.example:8443#")
+    assert not {"k-5e2d", "k-1"} & set(first.replace("#", "/").split("/"))
+    assert first != second
+
+
+def test_the_effects_are_those_of_the_guard() -> None:
+    assert EFFECTS == models.EFFECTS
 
 
 def test_without_an_inbox_the_client_gets_text_alone(stage: Stage) -> None:

@@ -60,6 +60,13 @@ def test_x09_an_error_that_has_nothing_to_do_with_the_turn_stays_one() -> None:
     assert (verdict.status, verdict.errors) == (Status.USER_APPROVAL, ("one",))
 
 
+def test_x09_an_error_in_what_is_judged_without_the_turn_stays_one() -> None:
+    document = ruled("require_approval", "turn_known ? total.amount > 50 : args.limit > 1")
+
+    assert document.evaluate(UNKNOWN).errors == ("one",)
+    assert document.evaluate(replace(UNKNOWN, arguments={"amount": 1, "limit": 2})).errors == ()
+
+
 @pytest.mark.parametrize(("amount", "status"), [(20, Status.NOT_APPLICABLE), (51, Status.USER_APPROVAL)])
 def test_a_condition_can_judge_a_call_of_an_unknown_turn_by_itself(amount: int, status: Status) -> None:
     document = ruled("require_approval", "args.amount > 50 || (turn_known && total.amount > 50)")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 MAX_RETRY_DIGITS = 6
+
+_END = re.compile(rb"\r\n|\n|\r")
 
 
 class Events:
@@ -34,23 +37,23 @@ class Events:
     def feed(self, chunk: bytes) -> Iterator[bytes | None]:
         """Yield the data of each message that ends in this chunk; None, and no more, once one is too long."""
         self._rest += chunk
-        while (line := self._line()) is not None:
+        at = 0
+        while (found := self._line(at)) is not None:
+            line, at = found
             if line:
                 self._field(line)
             elif (data := self._dispatched()) is not None:
                 yield data
+        del self._rest[:at]
         if len(self._rest) + self._size > self._most:
             yield None
 
-    def _line(self) -> bytes | None:
-        """Return the next line: it ends with CR LF, LF or CR."""
-        ends = [at for at in (self._rest.find(b"\n"), self._rest.find(b"\r")) if at >= 0]
-        if not ends or (self._rest[min(ends)] == 13 and min(ends) + 1 == len(self._rest)):
+    def _line(self, at: int) -> tuple[bytes, int] | None:
+        """Return the next line from a place on, and the place after it: it ends with CR LF, LF or CR."""
+        end = _END.search(self._rest, at)
+        if end is None or (end[0] == b"\r" and end.end() == len(self._rest)):
             return None  # nothing ends yet, or an LF may follow the CR
-        end = min(ends)
-        line = bytes(self._rest[:end])
-        del self._rest[: end + (2 if self._rest[end : end + 2] == b"\r\n" else 1)]
-        return line
+        return bytes(self._rest[at : end.start()]), end.end()
 
     def _field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")

@@ -89,21 +89,22 @@ class Gate:
         self._listing = listing
         self._pausing = pausing
         self._effects = {name: effect_of(effect, None) for name, effect in effects.items()}
-        self._legs: dict[LegKey, asyncio.Future[Frame]] = {}
+        self._legs: dict[LegKey, list[asyncio.Future[Frame]]] = {}  # equal calls, the oldest first
 
     async def handle(self, frame: Frame, server: Server) -> None:
         """Answer one tool call. Cancelled before it was sent to the server, it never is."""
-        leg = self._legs.pop(key, None) if (key := _leg_key(frame)) is not None else None
-        if leg is not None and not leg.done():
-            leg.set_result(frame)  # it goes on with a call that runs already
-            return
+        key = _leg_key(frame)
+        for leg in self._legs.get(key, ()) if key is not None else ():
+            if not leg.done():
+                leg.set_result(frame)  # it goes on with a call that runs already
+                return
         started = _Started(frame, server)
         line = await self._answer(started)
         await server.reply(line, ends=started.frame.key)
 
     def hang_up(self) -> None:
         """The client is gone: calls that wait for its word end, in doubt."""
-        for leg in self._legs.values():
+        for leg in [leg for legs in self._legs.values() for leg in legs]:
             leg.cancel()
 
     async def _answer(self, started: _Started) -> bytes:
@@ -171,12 +172,13 @@ class Gate:
                 break
             leg: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
             key = (started.tool, started.canonical, state[0])
-            self._legs[key] = leg
-            await started.server.reply(answer.line, ends=started.frame.key)
+            self._legs.setdefault(key, []).append(leg)
             try:
+                await started.server.reply(answer.line, ends=started.frame.key)
                 started.frame = await leg
             finally:
-                if self._legs.get(key) is leg:
+                self._legs[key].remove(leg)
+                if not self._legs[key]:
                     del self._legs[key]
         if not _succeeded(answer) or "task" in started.frame.params:  # a task's end comes later, past the proxy
             raise ToolReportedError(answer)
@@ -229,19 +231,25 @@ class _Started:
 
 
 def check_spelling(definition: ToolDefinition, arguments: Any) -> None:
-    """Refuse an argument whose name is a declared one's in other cases.
+    """Refuse an argument whose name is another one's, or a declared one's, in other cases; inside arguments too.
 
     A policy reads ``amount``; a server whose parser does not mind case would take ``Amount`` for it.
 
     Raises:
         CanonicalizationError: there is one.
     """
-    schema = definition.input_schema or {}
-    properties = schema.get("properties")
-    if isinstance(properties, dict) and isinstance(arguments, dict):
-        name = frames.misspelt(arguments, frozenset(properties))
-        if name is not None:
-            raise CanonicalizationError("An argument's name differs from the tool's own in case alone.", detail="key")
+    left: list[tuple[Any, Any]] = [(arguments, definition.input_schema)]
+    while left:
+        value, schema = left.pop()
+        declared = schema if isinstance(schema, dict) else {}
+        if isinstance(value, list):
+            left += [(item, declared.get("items")) for item in value]
+        elif isinstance(value, dict):
+            properties = declared.get("properties")
+            named = properties if isinstance(properties, dict) else {}
+            if len({name.casefold() for name in value}) < len(value) or frames.misspelt(value, frozenset(named)):
+                raise CanonicalizationError("Two arguments' names differ in case alone.", detail="key")
+            left += [(item, named.get(name)) for name, item in value.items()]
 
 
 def _raw_arguments(frame: Frame) -> str:

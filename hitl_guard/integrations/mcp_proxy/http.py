@@ -25,6 +25,8 @@ from .pausing import VERSION_KEY
 from .stdio import PATIENCE_S, TERMINATION_S, Line
 
 CONNECT_S = 30.0
+TOLD_S = 5.0
+"""How long a server may take to accept a message that has no answer. The client's later frames wait for that."""
 RETRY_MS, MAX_RETRY_MS = 1_000, 60_000
 ATTEMPTS = 3
 """How often in a row a broken stream is taken up again without a word from the server."""
@@ -80,10 +82,12 @@ class Remote:
                 post.cancel()
             return
         try:
-            response = await self._client.post(self._url, content=frame.line, headers=self._headers(frame))
-            if response.status_code >= 400:
-                _LOG.warning("The server refused a message with HTTP status %d.", response.status_code)
-        except self._http.HTTPError as error:
+            async with asyncio.timeout(TOLD_S), self._client.stream(
+                "POST", self._url, content=frame.line, headers=self._headers(frame)
+            ) as response:  # there is nothing to read: such messages have no answer
+                if response.status_code >= 400:
+                    _LOG.warning("The server refused a message with HTTP status %d.", response.status_code)
+        except (self._http.HTTPError, TimeoutError) as error:
             _LOG.warning("A message did not reach the server (%s).", type(error).__name__)
         if frame.method == "notifications/initialized" and self._listening is None:
             self._listening = asyncio.create_task(self._listen())
@@ -128,15 +132,17 @@ class Remote:
                 if await self._streamed(response, events, frame):
                     return True
             elif kind == "application/json":
-                return await self._single(await _body(response), frame)
+                return await self._single(await _body(response), frame, response.status_code)
             else:
                 raise _Refused(f"The server answered with HTTP status {response.status_code}.")
         return await self._resumed(frame, events)
 
-    async def _single(self, body: bytes, frame: Frame) -> bool:
+    async def _single(self, body: bytes, frame: Frame, status: int) -> bool:
         """Pass on a JSON answer. An error that was refused before its id was read gets the request's."""
         line = _one_line(body)
         answer = frames.read(line, SERVER_LIMITS)
+        if isinstance(answer, Fault) and status >= 400:  # an error of HTTP's, of a login, say
+            raise _Refused(f"The server answered with HTTP status {status}.")
         if isinstance(answer, Frame) and answer.kind == "response" and answer.data["id"] is None:
             told = answer.data["error"] if isinstance(answer.data.get("error"), dict) else {}
             code, message = told.get("code"), told.get("message")

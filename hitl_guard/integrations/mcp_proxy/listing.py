@@ -110,7 +110,7 @@ class Listing:
         return frames.without(answer.line, ("result", "tools"), hidden) if hidden else answer.line
 
     def _read(self, result: Mapping[str, Any]) -> dict[str, ToolDefinition] | None:
-        """Return a page's usable tools; None where it is no page, or names a tool twice."""
+        """Return a page's usable tools, without those that it names twice; None where it is no page."""
         tools = result.get("tools")
         if type(tools) is not list:
             return None

@@ -145,7 +145,10 @@ class Relay:
                 self._listing.forget()
             await self.reply(frame.line)
             return
-        waiting = None if frame.data["id"] is None else self._waiting.pop(frame.key, None)
+        if frame.data["id"] is None:  # it could not tell which request it refuses
+            await self.reply(frame.line)
+            return
+        waiting = self._waiting.pop(frame.key, None)
         if waiting is None:
             _LOG.warning("The server answered a request that it was not sent, or answered before.")
         elif waiting.answer is None:
