@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hitl_guard import models
 from hitl_guard.cli.mcp_proxy import EFFECTS, _identity
+from hitl_guard.errors import UnavailableError
+from hitl_guard.integrations.mcp_proxy.relay import Relay
 from tests.mcp_proxy.stage import SERVER, Stage, text_of, told
 from tests.support import WAIT_S
 
@@ -189,3 +193,22 @@ def test_a_client_of_2026_07_28_is_shown_the_link_and_its_answer_approves_nothin
         text_of(client.call("refund", _meta=MODERN, **again))
         (sent,) = stage.runs()
         assert json.loads(sent)["params"] == {"name": "refund", "arguments": {}, "_meta": MODERN}
+
+
+def test_a_client_that_reads_no_more_does_not_keep_the_proxy_from_its_end() -> None:
+    async def never(line: bytes) -> None:
+        await asyncio.Event().wait()
+
+    async def sent(frame: Any) -> None:
+        """Take it."""
+
+    async def ended() -> BaseException | None:
+        nothing: Any = SimpleNamespace(send=sent, hang_up=lambda: None)
+        relay = Relay(nothing, nothing, nothing, nothing, never)
+        await relay.from_client(b'{"jsonrpc":"2.0","id":1,"method":"ping"}')
+        asked = asyncio.create_task(relay.ask("tools/list", {}))
+        await asyncio.sleep(0)
+        await relay.end(patience_s=0.01)
+        return (await asyncio.gather(asked, return_exceptions=True))[0]  # type: ignore[return-value]
+
+    assert isinstance(asyncio.run(ended()), UnavailableError)

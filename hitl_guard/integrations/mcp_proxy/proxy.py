@@ -64,7 +64,7 @@ async def run(
     finally:
         for task in (downward, upward, stopped, gone):
             task.cancel()
-        await relay.end()
+        await relay.end(patience_s=PATIENCE_S)
 
 
 def _on_signals() -> asyncio.Event:

@@ -212,12 +212,21 @@ class Relay:
                 task.cancel()
         self._gate.hang_up()
 
-    async def end(self) -> None:
-        """The server is gone: every open call gets its outcome on record, and an answer."""
+    async def end(self, *, patience_s: float) -> None:
+        """The server is gone: every open call gets its outcome on record, and an answer if the client still reads.
+
+        Args:
+            patience_s: How long the client may take to read.
+        """
         self.hang_up()
-        for key in list(self._waiting):
-            await self.lost(key)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        calls_first = sorted(self._waiting.items(), key=lambda item: item[1].answer is None)
+        try:
+            async with asyncio.timeout(patience_s):
+                for key, _ in calls_first:
+                    await self.lost(key)
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+        except TimeoutError:
+            _LOG.warning("The client reads no more: it did not get its last answers.")
 
 
 def _read(line: bytes | None, limits: Any) -> Frame | Fault:
