@@ -307,3 +307,14 @@ def test_the_results_that_a_stored_conversation_lacks_are_those_of_its_last_open
     assert ran_there(told, kept) == [
         {"content": content, "role": "tool", "tool_call_id": id_} for id_, content in lacking
     ]
+
+
+def test_what_a_provider_wrote_beside_a_call_answers_nothing() -> None:
+    answered = {"type": "tool-refund", "toolCallId": "c", "state": "approval-responded", "input": {},
+                "approval": {"id": "r", "approved": True}}
+    spoken = {"type": "text", "text": "hello", "providerMetadata": {"parts": [answered]}}
+
+    def claims_of(*parts: Any) -> int:
+        return len(read_post({"id": "chat", "messages": [{"id": "m", "role": "assistant", "parts": [*parts]}]}).claims)
+
+    assert (claims_of(answered), claims_of(spoken), claims_of(spoken, answered)) == (1, 0, 1)

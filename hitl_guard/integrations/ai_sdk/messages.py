@@ -7,6 +7,7 @@ are claims (`hitl_guard.protocols`), and what it says about results of tools is 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -40,6 +41,7 @@ MAX_ID = 256
 """Characters of a chat's or a message's id."""
 
 _TRIGGERS = frozenset({"submit-message", "regenerate-message"})
+_PART = re.compile(r"/messages/\d+/parts/\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ def read_post(body: Any) -> Post:
     claims, _ = claims_in({"messages": [_looked_at(message) for message in messages]}, most=MAX_CLAIMS)
     if any(claim.format != FORMAT for claim in claims):
         _no("an approval in it is of another format")
+    # Models and tools write what stands inside a part: nothing there is a person's answer.
+    claims = [claim for claim in claims if _PART.fullmatch(claim.path)]
     return Post(
         chat, tuple(messages), continued, tuple(claims), _resume(body),
         regenerates=trigger == "regenerate-message",
